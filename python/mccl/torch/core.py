@@ -1,0 +1,344 @@
+"""What a group is apart from its operations: submission, coalescing blocks, identity, life."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from ctypes import byref, c_void_p, sizeof
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import profiler
+
+from mccl import _errors, _lib
+from mccl._comm import Communicator
+from mccl._options import MCCLOptions
+from mccl._tensor import Operands
+from mccl.torch.work import WorkMCCL, milliseconds
+
+if TYPE_CHECKING:
+
+    class _Base:
+        """torch's stubs have the signatures of one release; the methods here take those of all."""
+
+        def __init__(self, rank: int, size: int) -> None: ...
+        def rank(self) -> int: ...
+        def size(self) -> int: ...
+
+else:
+    _Base = dist.ProcessGroup
+
+_DEVICES = [torch.device("cpu"), torch.device("mps")]
+_WAITER_FOLLOWS = _lib.Options(sizeof(_lib.Options), 0, 0, 1.0, _lib.WAITER_FOLLOWS)
+_POINTER_BYTES = sizeof(c_void_p)
+
+# torch < 2.7 lets go of the Python half of a Work that only C++ holds, whose wait() then never ends. abort()
+# came with the fix. Without it the latest Works are kept.
+_TORCH_KEEPS_WORKS = hasattr(dist.ProcessGroup, "abort")
+_KEPT_WORKS = 4096
+
+
+class _Batch:
+    """Operations between start_coalescing and end_coalescing: submitted together, one Work for all."""
+
+    def __init__(self, work: WorkMCCL) -> None:
+        self.work = work
+        self.calls: list[tuple[Any, tuple[Any, ...], _lib.Options | None]] = []
+        self.keep: list[Any] = []
+        self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+
+class BackendView:
+    """What torch asks of the object that ``group._get_backend(device)`` returns."""
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+    supports_shrinking = False
+    supports_reconfigure = False
+
+    def __init__(self, group: GroupCore) -> None:
+        self._group = group
+        self.options = MCCLOptions(
+            timeout=group.timeout, group_name=group.group_name, global_ranks_in_group=group.global_ranks
+        )
+
+    def name(self) -> str:
+        """Name of the backend."""
+        return "mccl"
+
+    _get_backend_name = getBackendName = name
+
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self._group.rank()
+
+    def size(self) -> int:
+        """Number of ranks."""
+        return self._group.size()
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """No special memory is needed."""
+        return False
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """An ordinary tensor of `size` elements."""
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self._group.set_timeout(timeout)
+
+    set_timeout = _set_default_timeout
+
+
+class GroupCore(_Base):
+    """One rank's view of a group, without operations."""
+
+    def __init__(self, comm: Communicator, timeout: timedelta, global_ranks: list[int]) -> None:
+        super().__init__(comm.rank, comm.size)
+        self._comm = comm
+        self._lib = _lib.lib()
+        self.timeout = timeout
+        self.global_ranks = global_ranks
+        self._timeout_ms = 0  # of operations; 0: what the communicator was made with
+        self._extra_ms = 0  # added to the time-out of the next operation
+        self._name = comm.name
+        self._desc = "undefined"
+        self._bound_device_id: torch.device | None = None
+        self._batches: dict[int, _Batch] = {}  # open coalescing blocks, by thread
+        self._sequence = 0
+        self._kept: deque[WorkMCCL] = deque(maxlen=_KEPT_WORKS)
+
+    # -- submitting ---------------------------------------------------------------------------------------
+
+    def _launch(
+        self,
+        buffers: Operands,
+        function: Any,
+        arguments: tuple[Any, ...],
+        outputs: list[torch.Tensor],
+        opts: Any = None,
+        *,
+        timeout: timedelta | None = None,
+        factor: float = 1.0,
+        tag: int = 0,
+    ) -> WorkMCCL:
+        """Submits one operation, or adds it to the open coalescing block.
+
+        `arguments` are those before the communicator, `outputs` what the Work's future gives.
+        """
+        options = self._options(opts, timeout, factor, tag)
+        if profiler._is_profiler_enabled:
+            with profiler.record_function(f"mccl:{buffers.name}"):
+                return self._submit(buffers, function, arguments, outputs, options)
+        return self._submit(buffers, function, arguments, outputs, options)
+
+    def _submit(
+        self,
+        buffers: Operands,
+        function: Any,
+        arguments: tuple[Any, ...],
+        outputs: list[torch.Tensor],
+        options: _lib.Options | None,
+    ) -> WorkMCCL:
+        comm = self._comm
+        handle = comm.handle
+        self._sequence += 1
+        if self._sequence == 1:
+            self._warn_if_mixed()
+        if self._batches and (batch := self._batches.get(threading.get_ident())) is not None:
+            batch.calls.append((function, arguments, options))
+            batch.keep.append(buffers.keep)
+            batch.copies.extend(buffers.copies)
+            batch.work.result().extend(outputs)
+            return batch.work
+        if comm.pending:
+            comm.sweep(2)
+        if options is not None:
+            self._lib.mccl_set_options(byref(options))
+        request = c_void_p()
+        code = function(*arguments, handle, None, byref(request))
+        if code:
+            raise _errors.last_error(code)
+        work = WorkMCCL.make(comm, self._lib, outputs)
+        work.start([request.value], buffers.keep, buffers.copies)
+        if not _TORCH_KEEPS_WORKS:
+            self._kept.append(work)
+        return work
+
+    def _warn_if_mixed(self) -> None:
+        """torch tells which backends were asked for only after the group is made."""
+        config = dist.get_backend_config(self)  # type: ignore[arg-type]
+        others = [part for part in config.split(",") if ":" in part and not part.endswith(":mccl")]
+        if others:
+            warnings.warn(
+                f"mccl: backend '{config}': mccl serves a group as a whole, so {', '.join(others)} has no "
+                'effect; say backend="mccl"',
+                stacklevel=6,
+            )
+
+    def _options(self, opts: Any, timeout: timedelta | None, factor: float, tag: int) -> _lib.Options | None:
+        timeout_ms = milliseconds(timeout if timeout is not None else getattr(opts, "timeout", None))
+        timeout_ms = timeout_ms or self._timeout_ms
+        if self._extra_ms:
+            timeout_ms = (timeout_ms or milliseconds(self.timeout)) + self._extra_ms
+            self._extra_ms = 0
+        flags = 0 if getattr(opts, "asyncOp", True) else _lib.WAITER_FOLLOWS
+        if timeout_ms or tag or factor != 1.0:
+            return _lib.Options(sizeof(_lib.Options), timeout_ms, tag, factor, flags)
+        return _WAITER_FOLLOWS if flags else None
+
+    def _start_coalescing(self, device: torch.device | None = None) -> None:
+        """Operations of this thread are collected until _end_coalescing."""
+        if threading.get_ident() in self._batches:
+            raise ValueError(f"mccl: group '{self._name}': coalescing blocks of one group do not nest")
+        self._batches[threading.get_ident()] = _Batch(WorkMCCL.make(self._comm, self._lib, []))
+
+    def _end_coalescing(self, device: torch.device | None = None) -> WorkMCCL:
+        """Submits them together. The first error fails all of them."""
+        batch = self._batches.pop(threading.get_ident(), None)
+        if batch is None:
+            raise ValueError(f"mccl: group '{self._name}': end of a coalescing block that was not started")
+        handle = self._comm.handle
+        requests = (c_void_p * max(1, len(batch.calls)))()
+        _errors.check(self._lib.mccl_group_start())
+        failure: _errors.MCCLError | None = None
+        for i, (function, arguments, options) in enumerate(batch.calls):
+            if options is not None:
+                self._lib.mccl_set_options(byref(options))
+            code = function(*arguments, handle, None, byref(requests, i * _POINTER_BYTES))
+            if code and failure is None:
+                failure = _errors.last_error(code)
+        code = self._lib.mccl_group_end()
+        if failure is not None or code:
+            raise failure or _errors.last_error(code)
+        batch.work.start(list(requests), batch.keep, batch.copies)
+        return batch.work
+
+    start_coalescing = _start_coalescing
+    end_coalescing = _end_coalescing
+
+    def _together(self, operation: Any, rows: Sequence[tuple[Any, ...]], opts: Any) -> WorkMCCL:
+        """`operation` for each row of arguments, as one batch (or as part of the open one)."""
+        if threading.get_ident() in self._batches:
+            for row in rows:
+                work = operation(*row, opts)
+            return self._batches[threading.get_ident()].work
+        self._start_coalescing()
+        try:
+            for row in rows:
+                operation(*row, opts)
+        except BaseException:
+            self._batches.pop(threading.get_ident(), None)
+            raise
+        work = self._end_coalescing()
+        return work
+
+    # -- identity -----------------------------------------------------------------------------------------
+
+    def name(self) -> str:
+        """Name of the backend."""
+        return "mccl"
+
+    getBackendName = _get_backend_name = name
+
+    @property
+    def group_name(self) -> str:
+        """torch's name of the group."""
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        """The same, for C++ callers."""
+        return self._name
+
+    setGroupName = _set_group_name
+
+    @property
+    def group_desc(self) -> str:
+        """torch's description of the group."""
+        return self._desc
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    def getGroupDesc(self) -> str:
+        """The same, for C++ callers."""
+        return self._desc
+
+    setGroupDesc = _set_group_desc
+
+    def getRank(self) -> int:
+        """The same as rank(), for C++ callers."""
+        return self._comm.rank
+
+    def getSize(self) -> int:
+        """The same as size(), for C++ callers."""
+        return self._comm.size
+
+    @property
+    def bound_device_id(self) -> torch.device | None:
+        """The accelerator that init_process_group was given, where torch tells backends."""
+        return self._bound_device_id
+
+    @bound_device_id.setter
+    def bound_device_id(self, device: torch.device | None) -> None:
+        self._bound_device_id = device
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return list(_DEVICES)  # cpu first: object collectives then stay on the host
+
+    def _get_backend(self, device: torch.device | str) -> BackendView:
+        """What stands for the backend of a device; RuntimeError for devices that are not served."""
+        if torch.device(device).type not in ("cpu", "mps"):
+            raise RuntimeError(
+                f"mccl: group '{self._name}' serves cpu and mps tensors, not device '{device}'"
+            )
+        return BackendView(self)
+
+    get_backend = _get_backend
+
+    # -- life ---------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Leaves the group. Operations in flight get at most 2 s."""
+        self._comm.destroy()
+
+    def abort(self) -> None:
+        """Fails all operations in flight, here and on the other ranks."""
+        self._comm.abort()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Time-out of operations submitted from now on."""
+        self.timeout = timeout
+        self._timeout_ms = milliseconds(timeout)
+
+    _set_default_timeout = set_timeout
+
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        """Longer, by this much, for the next operation."""
+        self._extra_ms += milliseconds(timeout)
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _wait_for_pending_works(self) -> None:
+        for work in list(self._comm.pending):
+            if isinstance(work, WorkMCCL):
+                work.wait()
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing to agree on: the library counts operations itself."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def _enable_collectives_timing(self) -> None:
+        """Operations are not timed."""

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Getting one connection to one rank: the candidate addresses in order of preference, attempts staggered by a
+ * fraction of a second until one completes its handshake (a wrong host may well accept the connection: only the
+ * proof counts), rounds repeated with growing pauses until the deadline. Under the endpoint's lock.
+ */
+#ifndef MCCL_COMM_DIAL_H
+#define MCCL_COMM_DIAL_H
+
+#include "comm/conn.h"
+
+#define DIAL_CANDIDATES 48
+
+struct dial_candidate {
+    struct sockaddr_storage to;
+    socklen_t to_size;
+    struct os_address address;
+};
+
+struct dial {
+    struct dial *next; /* endpoint's list */
+    struct endpoint *endpoint;
+    struct mccl_comm *comm;
+    int peer; /* rank, or -1: the maker of the id */
+    enum wire_purpose purpose;
+    uint8_t channel;
+    struct dial_candidate candidates[DIAL_CANDIDATES];
+    int n_candidates, next_candidate;
+    int n_active;     /* connections of this dial that are still trying */
+    struct conn *chosen; /* has seen a valid challenge; the others are dropped */
+    bool done;        /* to be freed at the end of the service thread's round */
+    bool all_refused; /* in this round every candidate answered "refused" or "unknown" */
+    int64_t next_attempt_ns, deadline_ns, backoff_ns;
+    int64_t stale_after_ns; /* bootstrap: all refused until here means that the id is dead */
+    char last_error[256];
+};
+
+/* Starts dialling; the addresses are copied. `same_host`: loopback addresses are tried first, else never. */
+mccl_result dial_start(struct mccl_comm *comm, int peer, enum wire_purpose purpose, uint8_t channel,
+                       const struct wire_address *addresses, int n_addresses, bool same_host, int64_t deadline_ns);
+/* Called by the service loop; returns the time at which it wants to be called again. */
+int64_t dial_on_time(struct dial *dial, int64_t now_ns);
+/* From conn: a valid challenge came. False: another attempt was faster, drop this one. */
+bool dial_choose(struct dial *dial, struct conn *conn);
+/* From conn: the handshake is through. */
+void dial_succeeded(struct dial *dial, struct conn *conn);
+/* From conn: this attempt failed. `refused`: the other side answered that it is not there (yet). */
+void dial_attempt_failed(struct dial *dial, struct conn *conn, const char *why, bool refused);
+/* Ends it and its attempts. */
+void dial_cancel(struct dial *dial);
+
+#endif

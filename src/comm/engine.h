@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The data plane of one communicator: its links, its operations in flight, and whoever drives them.
+ *
+ * Whoever waits drives: the thread that waits for a request takes the token (one atomic word) and moves all
+ * operations forward until its own is done. A background thread, started when first needed, drives operations that
+ * nobody waits for. Everything marked "owner" below is touched only by the thread that holds the token.
+ *
+ * Operations start in the order of submission, at most ENGINE_ACTIVE at once; those share links in FIFO order.
+ */
+#ifndef MCCL_COMM_ENGINE_H
+#define MCCL_COMM_ENGINE_H
+
+#include "comm/request.h"
+#include "comm/schedule.h"
+#include "comm/signature.h"
+#include "net/link.h"
+#include "os/os.h"
+
+#include <pthread.h>
+
+#define ENGINE_ACTIVE 8       /* operations with a live schedule; bounds scratch memory */
+#define ENGINE_SIGNATURES 64  /* recent operations that a peer's probe can be compared with; a power of two */
+#define LINK_POSTED 16        /* sends of a link that are queued there and not complete */
+
+struct mccl_comm;
+struct p2p;
+
+/* A collective from submission to completion. */
+struct operation {
+    struct operation *next;     /* inbox, then active list */
+    mccl_request *request;      /* holds a reference */
+    uint32_t seq;
+    struct signature signature;
+    bool alone;                 /* starts only when everything before it is done (barrier) */
+    bool started;
+    bool probed;
+    uint32_t steps_left;
+    int64_t deadline_ns, warn_ns;
+    int64_t submitted_ns;
+    struct schedule schedule;
+    /* Builds the schedule when the operation becomes active, from `call`, which it owns. */
+    mccl_result (*build)(struct mccl_comm *comm, struct operation *operation);
+    void *call;
+    size_t call_capacity;
+};
+
+/* One peer's data link. Owner. */
+struct engine_link {
+    struct link *link;
+    int peer;
+    bool readable;              /* there may be something to read */
+    bool registered;
+    struct operation *send_op, *recv_op; /* first with unposted sends / unfinished receives here */
+    uint32_t send_step, recv_step;
+    struct { struct operation *op; uint32_t step; } posted[LINK_POSTED]; /* ring, in order */
+    uint64_t n_posted, n_completed;
+    bool receiving;             /* payload of recv_step is arriving */
+    bool has_frame;             /* a header waits for its operation */
+    struct wire_frame frame;
+};
+
+struct engine {
+    _Atomic uint32_t token;     /* 1: somebody drives */
+    _Atomic uint32_t blocked;   /* the driver sleeps in the poller */
+    _Atomic uint32_t events;    /* bumped when waiters should look again; waited on */
+    _Atomic uint32_t n_waiters; /* threads asleep on `events` */
+    _Atomic uint32_t n_outstanding; /* operations submitted and not complete, point-to-point included */
+    _Atomic uint32_t n_unattended;  /* of these, how many the background thread must drive */
+    struct os_poller *poller;
+
+    pthread_mutex_t submit_lock;
+    struct operation *inbox, *inbox_last; /* submit_lock */
+    _Atomic uint32_t n_inbox;
+    uint32_t next_seq;          /* submit_lock */
+    struct operation *free_operations; /* submit_lock */
+    struct engine_link *incoming_links; /* submit_lock: links from the service thread, not taken over yet */
+    int n_incoming, cap_incoming;
+    _Atomic uint32_t n_incoming_hint;
+
+    pthread_mutex_t signature_lock;
+    struct signature signatures[ENGINE_SIGNATURES];
+    uint32_t last_seq;          /* of the newest signature */
+    bool any_signature;
+    _Atomic uint32_t n_probes_pending; /* peers' probes of operations that we have not reached */
+
+    /* owner */
+    struct engine_link *links;  /* one per rank; the own one is empty */
+    struct operation *active, *active_last;
+    int n_active;
+    struct { struct operation *op; uint32_t step; } *ready; /* compute steps, FIFO ring */
+    uint32_t ready_head, ready_tail, ready_cap;
+    int64_t last_progress_ns;
+    struct p2p *p2p;
+    _Atomic uint64_t bytes_sent, bytes_received;
+    _Atomic uint64_t operations_done, errors;
+    bool drained;               /* everything failed; nothing will start any more */
+
+    /* background thread */
+    pthread_mutex_t thread_lock;
+    struct os_thread thread;
+    bool thread_started;        /* thread_lock */
+    _Atomic uint32_t thread_signal; /* waited on */
+    _Atomic bool thread_idle, thread_stop;
+};
+
+mccl_result engine_init(struct mccl_comm *comm);
+void engine_fini(struct mccl_comm *comm);
+
+/* A free operation object with an empty call; NULL when memory is short. */
+struct operation *engine_operation(struct mccl_comm *comm);
+void engine_operation_free(struct mccl_comm *comm, struct operation *operation);
+/* Gives the operation (taken) its place in the order, tries a first step, and returns. Blocks, driving, while
+ * MCCL_MAX_QUEUE_DEPTH operations are outstanding. `attended`: a waiter follows. */
+mccl_result engine_submit(struct mccl_comm *comm, struct operation *operation, bool attended);
+
+/* Drives or sleeps until the request is done or `until_ns` (-1: none) has come. */
+void engine_wait(struct mccl_comm *comm, mccl_request *request, int64_t until_ns);
+/* One non-blocking step, if nobody else drives. */
+void engine_poke(struct mccl_comm *comm);
+/* An operation that had a promised waiter has none any more: let the background thread have it. */
+void engine_attend_in_background(struct mccl_comm *comm, mccl_request *request);
+
+/* From the service thread: a link for `peer` (p2p: point-to-point). Taken. */
+mccl_result engine_add_link(struct mccl_comm *comm, int peer, struct link *link, bool p2p);
+/* Something outside changed (failure, new link): whoever drives looks again. Any thread. */
+void engine_wake(struct mccl_comm *comm);
+/* Waits until nobody drives and fails everything in flight; needs comm->failed. After it no user memory changes. */
+void engine_quiesce(struct mccl_comm *comm);
+
+/* Signature of operation `seq`. False if it is not submitted yet (*reached false) or too old. */
+bool engine_signature(struct mccl_comm *comm, uint32_t seq, struct signature *signature, bool *reached);
+
+/* Owner: completes a request with the communicator's cause, in the words of the operation. */
+void engine_fail_request(struct mccl_comm *comm, mccl_request *request);
+void engine_complete(struct mccl_comm *comm, mccl_request *request, mccl_result result);
+
+#endif

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The contract between reduce.c and the kernels, and what the generic kernels share. A kernel file
+ * fills its part of the table; files for one instruction set, filled in after the generic ones,
+ * replace entries where the CPU has it. Kernels run on whichever thread drives communication,
+ * inside reduce.c's floating-point mode.
+ */
+#ifndef MCCL_REDUCE_KERNELS_H
+#define MCCL_REDUCE_KERNELS_H
+
+#include "mccl.h"
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* dst[i] = a[i] op b[i]. `dst` may be `a` or `b`; no alignment is assumed. */
+typedef void reduce_fold_fn(void *dst, const void *a, const void *b, size_t n);
+/* dst[i] = f(src[i]). `dst` may be `src` where both have elements of the same size. */
+typedef void reduce_map_fn(void *dst, const void *src, size_t n);
+typedef void reduce_scale_fn(void *dst, const void *src, size_t n, double factor);
+typedef void reduce_divide_fn(void *dst, size_t n, int divisor);
+
+/* What a dtype needs whatever the operation. An accumulator is the dtype itself, or float32 for
+ * 16-bit floats. */
+struct reduce_type {
+    size_t size;          /* bytes of an element */
+    size_t acc_size;      /* bytes of an accumulator */
+    reduce_map_fn *load;  /* element to accumulator; NULL if they are the same */
+    reduce_map_fn *store; /* accumulator to element, rounding once; NULL likewise */
+    reduce_map_fn
+        *settle; /* element to element: NaN made canonical, BOOL made 0 or 1; not for complex */
+    reduce_divide_fn *divide; /* accumulators, in place; NULL: never divided */
+    reduce_scale_fn *scale;   /* element to element; NULL: never scaled */
+};
+
+struct reduce_kernel {
+    reduce_fold_fn *fold; /* on accumulators */
+    reduce_fold_fn *pair; /* on elements: all of a reduction of two sources */
+};
+
+struct reduce_table {
+    struct reduce_type types[MCCL_N_DTYPES];
+    /* Empty for AVG and PREMUL_SUM, which run as SUM, and for complex but PROD, which runs part by
+     * part. */
+    struct reduce_kernel kernels[MCCL_N_OPS][MCCL_N_DTYPES];
+};
+
+void reduce_fill_integer(struct reduce_table *table);
+void reduce_fill_float(struct reduce_table *table);
+void reduce_fill_half(
+    struct reduce_table *table); /* after reduce_fill_float, whose kernels it uses */
+void reduce_fill_complex(struct reduce_table *table);
+
+/* Elements as they lie in users' buffers: at any address, under any effective type. */
+#define UNALIGNED __attribute__((aligned(1), may_alias))
+typedef uint8_t UNALIGNED any_uint8_t;
+typedef uint16_t UNALIGNED any_uint16_t;
+typedef uint32_t UNALIGNED any_uint32_t;
+typedef uint64_t UNALIGNED any_uint64_t;
+typedef int8_t UNALIGNED any_int8_t;
+typedef int16_t UNALIGNED any_int16_t;
+typedef int32_t UNALIGNED any_int32_t;
+typedef int64_t UNALIGNED any_int64_t;
+typedef float UNALIGNED any_float;
+typedef double UNALIGNED any_double;
+
+/* Before a loop whose iterations are independent: equal pointers are fine, so the compiler need not
+ * test for overlap and fall back to scalar code in place. */
+#ifdef __clang__
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+/* Defines a reduce_fold_fn over `type` from an expression in a and b. */
+#define DEFINE_FOLD(name, type, expression)                                    \
+    static void name(void *dst, const void *left, const void *right, size_t n) \
+    {                                                                          \
+        any_##type *const to = dst;                                            \
+        const any_##type *const from_a = left;                                 \
+        const any_##type *const from_b = right;                                \
+        INDEPENDENT                                                            \
+        for (size_t i = 0; i < n; i++) {                                       \
+            const type a = from_a[i];                                          \
+            const type b = from_b[i];                                          \
+            to[i] = (expression);                                              \
+        }                                                                      \
+    }
+
+/* Defines a reduce_map_fn from an expression in x. */
+#define DEFINE_MAP(name, to_type, from_type, expression)   \
+    static void name(void *dst, const void *src, size_t n) \
+    {                                                      \
+        any_##to_type *const to = dst;                     \
+        const any_##from_type *const from = src;           \
+        INDEPENDENT                                        \
+        for (size_t i = 0; i < n; i++) {                   \
+            const from_type x = from[i];                   \
+            to[i] = (expression);                          \
+        }                                                  \
+    }
+
+/* Defines a reduce_scale_fn that multiplies in `work`, from an expression in x and the factor y. */
+#define DEFINE_SCALE(name, type, work, expression)                        \
+    static void name(void *dst, const void *src, size_t n, double factor) \
+    {                                                                     \
+        any_##type *const to = dst;                                       \
+        const any_##type *const from = src;                               \
+        const work y = (work)factor;                                      \
+        INDEPENDENT                                                       \
+        for (size_t i = 0; i < n; i++) {                                  \
+            const type x = from[i];                                       \
+            to[i] = (expression);                                         \
+        }                                                                 \
+    }
+
+static inline uint32_t float_bits(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+static inline float float_from(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+static inline uint64_t double_bits(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+static inline double double_from(uint64_t bits)
+{
+    double x;
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+/* The arithmetic of MCCL's floating-point reductions: any NaN becomes the canonical one. All of it
+ * compiles to compares and masks, no branch. */
+static inline float canonical_float(float x)
+{
+    return x != x ? float_from(0x7fc00000u) : x;
+}
+
+static inline double canonical_double(double x)
+{
+    return x != x ? double_from(0x7ff8000000000000u) : x;
+}
+
+/* Equal numbers have equal bits, but for zeros of two signs: OR keeps the minus, AND the plus. */
+static inline float min_float(float a, float b)
+{
+    const uint32_t bits_a = float_bits(a);
+    const uint32_t bits_b = float_bits(b);
+    const uint32_t least = a < b ? bits_a : bits_b;
+    const uint32_t ordered = a == b ? bits_a | bits_b : least;
+    return float_from(__builtin_isunordered(a, b) ? 0x7fc00000u : ordered);
+}
+
+static inline float max_float(float a, float b)
+{
+    const uint32_t bits_a = float_bits(a);
+    const uint32_t bits_b = float_bits(b);
+    const uint32_t most = a > b ? bits_a : bits_b;
+    const uint32_t ordered = a == b ? bits_a & bits_b : most;
+    return float_from(__builtin_isunordered(a, b) ? 0x7fc00000u : ordered);
+}
+
+static inline double min_double(double a, double b)
+{
+    const uint64_t bits_a = double_bits(a);
+    const uint64_t bits_b = double_bits(b);
+    const uint64_t least = a < b ? bits_a : bits_b;
+    const uint64_t ordered = a == b ? bits_a | bits_b : least;
+    return double_from(__builtin_isunordered(a, b) ? 0x7ff8000000000000u : ordered);
+}
+
+static inline double max_double(double a, double b)
+{
+    const uint64_t bits_a = double_bits(a);
+    const uint64_t bits_b = double_bits(b);
+    const uint64_t most = a > b ? bits_a : bits_b;
+    const uint64_t ordered = a == b ? bits_a & bits_b : most;
+    return double_from(__builtin_isunordered(a, b) ? 0x7ff8000000000000u : ordered);
+}
+
+#endif

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Generic kernels for float32 and float64. The rules (canonical NaN, order of zeros) are in
+ * kernels.h; here they become loops.
+ */
+#include "reduce/kernels.h"
+
+DEFINE_FOLD(sum_f32, float, canonical_float(a + b))
+DEFINE_FOLD(prod_f32, float, canonical_float(a *b))
+DEFINE_FOLD(min_f32, float, min_float(a, b))
+DEFINE_FOLD(max_f32, float, max_float(a, b))
+DEFINE_MAP(settle_f32, float, float, canonical_float(x))
+DEFINE_SCALE(scale_f32, float, float, canonical_float(x *y))
+
+DEFINE_FOLD(sum_f64, double, canonical_double(a + b))
+DEFINE_FOLD(prod_f64, double, canonical_double(a *b))
+DEFINE_FOLD(min_f64, double, min_double(a, b))
+DEFINE_FOLD(max_f64, double, max_double(a, b))
+DEFINE_MAP(settle_f64, double, double, canonical_double(x))
+DEFINE_SCALE(scale_f64, double, double, canonical_double(x *y))
+
+/* Divided, not multiplied by a reciprocal, which would round twice. */
+static void divide_f32(void *dst, size_t n, int divisor)
+{
+    any_float *const x = dst;
+    for (size_t i = 0; i < n; i++)
+        x[i] /= (float)divisor;
+}
+
+static void divide_f64(void *dst, size_t n, int divisor)
+{
+    any_double *const x = dst;
+    for (size_t i = 0; i < n; i++)
+        x[i] /= divisor;
+}
+
+static void set(struct reduce_table *table, mccl_op op, mccl_dtype dtype, reduce_fold_fn *fold)
+{
+    table->kernels[op][dtype] = (struct reduce_kernel){.fold = fold, .pair = fold};
+}
+
+void reduce_fill_float(struct reduce_table *table)
+{
+    table->types[MCCL_FLOAT32] = (struct reduce_type){
+        .size = 4, .acc_size = 4, .settle = settle_f32, .divide = divide_f32, .scale = scale_f32};
+    set(table, MCCL_SUM, MCCL_FLOAT32, sum_f32);
+    set(table, MCCL_PROD, MCCL_FLOAT32, prod_f32);
+    set(table, MCCL_MIN, MCCL_FLOAT32, min_f32);
+    set(table, MCCL_MAX, MCCL_FLOAT32, max_f32);
+
+    table->types[MCCL_FLOAT64] = (struct reduce_type){
+        .size = 8, .acc_size = 8, .settle = settle_f64, .divide = divide_f64, .scale = scale_f64};
+    set(table, MCCL_SUM, MCCL_FLOAT64, sum_f64);
+    set(table, MCCL_PROD, MCCL_FLOAT64, prod_f64);
+    set(table, MCCL_MIN, MCCL_FLOAT64, min_f64);
+    set(table, MCCL_MAX, MCCL_FLOAT64, max_f64);
+}
