@@ -35,6 +35,7 @@ struct peer {
     bool have_data;     /* the data link was handed to the engine */
     bool p2p_wanted;    /* a point-to-point link was asked for */
     bool goodbye;       /* the peer said that it leaves */
+    _Atomic bool left;  /* and it is gone; any thread */
     int64_t heard_ns;   /* last byte on the control link */
     bool probed;        /* the peer waits in this operation, which we have not reached yet */
     uint32_t probe_seq;
@@ -67,6 +68,7 @@ struct mccl_comm {
     bool closing;               /* destroyed: peers' endings are of no interest any more */
     uint64_t heartbeats_sent, heartbeats_received;
 
+    _Atomic uint32_t n_left;    /* peers that have left */
     _Atomic uint32_t phase;     /* enum comm_phase; waited on */
     _Atomic bool failed;        /* cause is set */
     pthread_mutex_t cause_lock;
@@ -90,6 +92,9 @@ void comm_fail(struct mccl_comm *comm, mccl_result result, int rank, const char 
     __attribute__((format(printf, 4, 5)));
 void comm_fail_locked(struct mccl_comm *comm, bool tell, mccl_result result, int rank, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
+/* Fails with both sides' values; `own` may be NULL when too old to be known. */
+void comm_mismatch(struct mccl_comm *comm, int peer, uint32_t seq, const struct signature *own,
+                   const struct signature *theirs);
 /* Sets the thread's error text from the cause and returns its code. */
 mccl_result comm_cause(struct mccl_comm *comm);
 
@@ -108,6 +113,9 @@ int64_t comm_on_time(struct mccl_comm *comm, int64_t now_ns);
 void control_on_frame(struct mccl_comm *comm, int peer, const struct wire_frame *frame, const void *payload);
 /* The control link ended; endpoint's lock held. */
 void control_on_end(struct mccl_comm *comm, int peer, const char *why);
+/* A data link to `peer` broke: reads what its control link has to say first, so that an abort which names the real
+ * culprit is not overtaken by the closing of sockets. Takes the endpoint's lock. */
+void control_link_lost(struct mccl_comm *comm, int peer, const char *why);
 void control_send_heartbeats(struct mccl_comm *comm);
 void control_send_goodbyes(struct mccl_comm *comm);
 void control_send_aborts(struct mccl_comm *comm);

@@ -45,19 +45,29 @@ struct operation {
     size_t call_capacity;
 };
 
+struct ready_step {
+    struct operation *operation;
+    uint32_t step;
+};
+
 /* One peer's data link. Owner. */
 struct engine_link {
     struct link *link;
     int peer;
     bool readable;              /* there may be something to read */
-    bool registered;
     struct operation *send_op, *recv_op; /* first with unposted sends / unfinished receives here */
     uint32_t send_step, recv_step;
-    struct { struct operation *op; uint32_t step; } posted[LINK_POSTED]; /* ring, in order */
+    struct ready_step posted[LINK_POSTED]; /* ring, in order */
     uint64_t n_posted, n_completed;
     bool receiving;             /* payload of recv_step is arriving */
     bool has_frame;             /* a header waits for its operation */
     struct wire_frame frame;
+};
+
+struct incoming_link {
+    struct link *link;
+    int peer;
+    bool p2p;
 };
 
 struct engine {
@@ -74,7 +84,7 @@ struct engine {
     _Atomic uint32_t n_inbox;
     uint32_t next_seq;          /* submit_lock */
     struct operation *free_operations; /* submit_lock */
-    struct engine_link *incoming_links; /* submit_lock: links from the service thread, not taken over yet */
+    struct incoming_link *incoming; /* submit_lock: links from the service thread, not taken over yet */
     int n_incoming, cap_incoming;
     _Atomic uint32_t n_incoming_hint;
 
@@ -88,7 +98,9 @@ struct engine {
     struct engine_link *links;  /* one per rank; the own one is empty */
     struct operation *active, *active_last;
     int n_active;
-    struct { struct operation *op; uint32_t step; } *ready; /* compute steps, FIFO ring */
+    bool any_active;
+    uint32_t last_active_seq;   /* of the newest operation that became active */
+    struct ready_step *ready;   /* compute steps, FIFO ring */
     uint32_t ready_head, ready_tail, ready_cap;
     int64_t last_progress_ns;
     struct p2p *p2p;
@@ -114,11 +126,17 @@ void engine_operation_free(struct mccl_comm *comm, struct operation *operation);
  * MCCL_MAX_QUEUE_DEPTH operations are outstanding. `attended`: a waiter follows. */
 mccl_result engine_submit(struct mccl_comm *comm, struct operation *operation, bool attended);
 
+/* The parts of a submission, for point-to-point: waits for a place in the queue; counts the request in; takes a first
+ * step or tells whoever drives. */
+mccl_result engine_make_room(struct mccl_comm *comm);
+void engine_count_in(struct mccl_comm *comm, mccl_request *request, bool attended);
+void engine_kick(struct mccl_comm *comm, bool attended);
+
 /* Drives or sleeps until the request is done or `until_ns` (-1: none) has come. */
 void engine_wait(struct mccl_comm *comm, mccl_request *request, int64_t until_ns);
 /* One non-blocking step, if nobody else drives. */
 void engine_poke(struct mccl_comm *comm);
-/* An operation that had a promised waiter has none any more: let the background thread have it. */
+/* Nobody promises to wait for this request (any more): let the background thread have it. */
 void engine_attend_in_background(struct mccl_comm *comm, mccl_request *request);
 
 /* From the service thread: a link for `peer` (p2p: point-to-point). Taken. */
@@ -131,8 +149,14 @@ void engine_quiesce(struct mccl_comm *comm);
 /* Signature of operation `seq`. False if it is not submitted yet (*reached false) or too old. */
 bool engine_signature(struct mccl_comm *comm, uint32_t seq, struct signature *signature, bool *reached);
 
-/* Owner: completes a request with the communicator's cause, in the words of the operation. */
+/* Wakes threads that sleep in engine_wait. */
+void engine_notify_waiters(struct engine *engine);
+/* Joins the background thread; not from that thread. */
+void engine_stop_thread(struct mccl_comm *comm);
+
+/* Owner: makes a request final and gives up the operation's reference; `text` is taken (malloc'ed or NULL). */
+void engine_complete(struct mccl_comm *comm, mccl_request *request, mccl_result result, char *text);
+/* Owner: the same with the communicator's cause, in the words of the operation. */
 void engine_fail_request(struct mccl_comm *comm, mccl_request *request);
-void engine_complete(struct mccl_comm *comm, mccl_request *request, mccl_result result);
 
 #endif

@@ -93,6 +93,12 @@ mccl_result request_report(const mccl_request *request)
     return error_set(request->result, "%s", request->text ? request->text : mccl_result_text(request->result));
 }
 
+int64_t request_until(int64_t timeout_ms)
+{
+    /* Longer than a year means for ever, and would overflow in nanoseconds. */
+    return timeout_ms < 0 || timeout_ms > 365LL * 86400000 ? -1 : os_now_ns() + timeout_ms * OS_MS;
+}
+
 mccl_result mccl_queue_create(mccl_queue **queue)
 {
     if (!queue)
@@ -112,12 +118,15 @@ mccl_result mccl_queue_add(mccl_queue *queue, mccl_request *request, uint64_t us
         return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_queue_add: %s is NULL", queue ? "request" : "queue");
     if (atomic_load(&queue->closed))
         return error_set(MCCL_ERR_INVALID_USAGE, "mccl_queue_add: the queue is closed");
-    if (atomic_load(&request->queue))
-        return error_set(MCCL_ERR_INVALID_USAGE, "mccl_queue_add: the request is in a queue already");
-    request->user = user;
+    atomic_store(&request->user, user);
     request_acquire(request);
     atomic_fetch_add(&queue->refs, 1);
-    atomic_store(&request->queue, queue);
+    mccl_queue *none = NULL;
+    if (!atomic_compare_exchange_strong(&request->queue, &none, queue)) {
+        request_release(request);
+        queue_release(queue);
+        return error_set(MCCL_ERR_INVALID_USAGE, "mccl_queue_add: the request is in a queue already");
+    }
     if (atomic_load(&request->done)) {
         if (atomic_exchange(&request->queue, NULL))
             queue_push(queue, request);
@@ -144,14 +153,14 @@ mccl_result mccl_queue_wait(mccl_queue *queue, int64_t timeout_ms, uint64_t *use
 {
     if (!queue || !user || !result)
         return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_queue_wait: NULL argument");
-    const int64_t until_ns = timeout_ms < 0 ? -1 : os_now_ns() + timeout_ms * OS_MS;
+    const int64_t until_ns = request_until(timeout_ms);
     for (;;) {
         const uint32_t events = atomic_load(&queue->events);
         if (atomic_load(&queue->closed))
             return error_set(MCCL_ERR_ABORTED, "mccl_queue_wait: the queue was closed");
         mccl_request *request = queue_pop(queue);
         if (request) {
-            *user = request->user;
+            *user = atomic_load(&request->user);
             *result = request_report(request);
             request_release(request);
             return MCCL_OK;
@@ -192,7 +201,7 @@ mccl_result mccl_request_wait(mccl_request *request, int64_t timeout_ms)
             return error_set(MCCL_ERR_INVALID_USAGE,
                              "mccl_request_wait: the request belongs to the parent process; a forked child must make "
                              "a communicator of its own");
-        engine_wait(request->comm, request, timeout_ms < 0 ? -1 : os_now_ns() + timeout_ms * OS_MS);
+        engine_wait(request->comm, request, request_until(timeout_ms));
         if (!atomic_load(&request->done))
             return MCCL_IN_PROGRESS;
     }

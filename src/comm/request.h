@@ -29,7 +29,7 @@ struct mccl_request {
     uint64_t bytes;
     _Atomic uint64_t bytes_done; /* received so far, for messages */
     _Atomic(mccl_queue *) queue; /* under the queue's lock until done */
-    uint64_t user;
+    _Atomic uint64_t user;
     struct mccl_request *queue_next;
 };
 
@@ -41,5 +41,7 @@ void request_release(mccl_request *request);
 void request_finish(mccl_request *request, mccl_result result, char *text);
 /* Sets the thread's error text and returns the result of a finished request. */
 mccl_result request_report(const mccl_request *request);
+/* Point in time `timeout_ms` from now; -1 for none. */
+int64_t request_until(int64_t timeout_ms);
 
 #endif
