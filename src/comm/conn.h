@@ -59,7 +59,10 @@ struct conn *conn_dial(struct endpoint *endpoint, struct dial *dial, const struc
 /* Something happened on the socket (OS_POLL_*). */
 void conn_on_event(struct conn *conn, unsigned events);
 
-/* Queues a frame and writes what it can; payload is copied. False: the connection just died. */
+/* Its deadline has passed. */
+void conn_on_time(struct conn *conn);
+
+/* Queues a frame (magic and version are filled in) and writes what it can; payload is copied. False: the connection just died. */
 bool conn_send_frame(struct conn *conn, const struct wire_frame *frame, const void *payload);
 
 /* Closes the socket and marks the struct for freeing. `why` goes to the dial, if there is one. */

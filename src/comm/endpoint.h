@@ -12,7 +12,7 @@
 #define MCCL_COMM_ENDPOINT_H
 
 #include "base/config.h"
-#include "net/wire.h"
+#include "net/link.h"
 #include "os/os.h"
 
 #include <pthread.h>
@@ -44,9 +44,7 @@ struct endpoint {
     int n_handshakes;        /* accepted connections that have not proved anything yet */
     uint64_t n_strangers;    /* closed without a valid proof since the last log line */
     int64_t strangers_logged_ns;
-    struct link_options_cache {
-        size_t sock_bufsize, notsent_lowat;
-    } socket_options;
+    struct link_tcp_options socket_options;
 };
 
 /* The process's endpoint, started if need be with these settings. Every success needs one endpoint_release. */
