@@ -36,6 +36,7 @@ void bootstrap_on_client(struct session *session, struct conn *conn);
 void bootstrap_on_client_frame(struct session *session, struct conn *conn, const struct wire_frame *frame,
                                const void *payload);
 void bootstrap_on_client_end(struct session *session, struct conn *conn);
+struct session *bootstrap_next(const struct session *session);
 /* Status lines, end of life. Returns when it wants to be called again. */
 int64_t bootstrap_on_time(struct session *session, int64_t now_ns);
 /* The communicator with this id is gone from this process: so is its session. */

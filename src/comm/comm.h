@@ -48,7 +48,9 @@ struct mccl_comm {
     int rank, n_ranks;
     char name[COMM_NAME_BYTES];
     struct settings settings;   /* read-only after creation */
-    int64_t timeout_ms;
+    int64_t timeout_ms;         /* of the group: operations and initialisation */
+    int64_t operation_ms;       /* default deadline of an operation */
+    int64_t warn_ms;            /* after which a waiting operation is reported once */
     uint32_t fork_generation;
     uint8_t id[16], secret[32], key[HANDSHAKE_KEY_BYTES];
     uint64_t generation;
@@ -80,6 +82,8 @@ struct mccl_comm {
 /* Makes the object with one reference, opens the endpoint and registers the communicator there. */
 mccl_result comm_create(int n_ranks, int rank, const uint8_t id[16], const uint8_t secret[32], uint64_t generation,
                         const mccl_config *config, struct mccl_comm **comm);
+/* Leaves the group; see mccl_comm_destroy. Takes the handle's reference. */
+void comm_destroy(struct mccl_comm *comm);
 void comm_acquire(struct mccl_comm *comm);
 void comm_release(struct mccl_comm *comm);
 

@@ -439,6 +439,12 @@ mccl_result engine_add_link(struct mccl_comm *comm, int peer, struct link *link,
     return MCCL_OK;
 }
 
+void engine_finish(struct mccl_comm *comm, int64_t at_most_ns)
+{
+    if (atomic_load(&comm->engine.n_outstanding) > 0)
+        pursue(comm, &(struct goal){.below = 1, .until_ns = os_now_ns() + at_most_ns});
+}
+
 void engine_quiesce(struct mccl_comm *comm)
 {
     struct engine *engine = &comm->engine;

@@ -143,6 +143,8 @@ void engine_attend_in_background(struct mccl_comm *comm, mccl_request *request);
 mccl_result engine_add_link(struct mccl_comm *comm, int peer, struct link *link, bool p2p);
 /* Something outside changed (failure, new link): whoever drives looks again. Any thread. */
 void engine_wake(struct mccl_comm *comm);
+/* Gives operations in flight at most this long to finish. */
+void engine_finish(struct mccl_comm *comm, int64_t at_most_ns);
 /* Waits until nobody drives and fails everything in flight; needs comm->failed. After it no user memory changes. */
 void engine_quiesce(struct mccl_comm *comm);
 

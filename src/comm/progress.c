@@ -170,33 +170,41 @@ static bool compute(struct mccl_comm *comm)
 
 /* ---- links ---- */
 
+static void take_over(struct mccl_comm *comm, const struct incoming_link *incoming)
+{
+    struct engine *engine = &comm->engine;
+    if (incoming->p2p) {
+        p2p_add_link(comm, incoming->peer, incoming->link);
+        return;
+    }
+    struct engine_link *link = &engine->links[incoming->peer];
+    if (link->link) /* a repeated dial: the newer one is the one that the peer uses */
+        link->link->ops->close(link->link);
+    link->link = incoming->link;
+    link->readable = true;
+    const int fd = incoming->link->ops->descriptor(incoming->link);
+    const mccl_result result =
+        os_poller_add(engine->poller, fd, OS_POLL_READ | OS_POLL_WRITE | OS_POLL_EDGE, link);
+    if (result != MCCL_OK)
+        comm_fail(comm, result, incoming->peer, "cannot watch the link to rank %d: %s", incoming->peer, error_text());
+}
+
 static void take_over_links(struct mccl_comm *comm)
 {
     struct engine *engine = &comm->engine;
     if (atomic_load(&engine->n_incoming_hint) == 0)
         return;
     pthread_mutex_lock(&engine->submit_lock);
-    for (int i = 0; i < engine->n_incoming; i++) {
-        const struct incoming_link incoming = engine->incoming[i];
-        if (incoming.p2p) {
-            p2p_add_link(comm, incoming.peer, incoming.link);
-            continue;
-        }
-        struct engine_link *link = &engine->links[incoming.peer];
-        if (link->link) /* a repeated dial: the newer one is the one that the peer uses */
-            link->link->ops->close(link->link);
-        link->link = incoming.link;
-        link->readable = true;
-        const int fd = incoming.link->ops->descriptor(incoming.link);
-        const mccl_result result =
-            os_poller_add(engine->poller, fd, OS_POLL_READ | OS_POLL_WRITE | OS_POLL_EDGE, link);
-        if (result != MCCL_OK)
-            comm_fail(comm, result, incoming.peer, "cannot watch the link to rank %d: %s", incoming.peer,
-                      error_text());
-    }
-    engine->n_incoming = 0;
+    struct incoming_link *incoming = engine->incoming;
+    const int n = engine->n_incoming;
+    engine->incoming = NULL;
+    engine->n_incoming = engine->cap_incoming = 0;
     atomic_store(&engine->n_incoming_hint, 0);
     pthread_mutex_unlock(&engine->submit_lock);
+    /* Without the lock: a failure takes the endpoint's, which comes first in the order. */
+    for (int i = 0; i < n; i++)
+        take_over(comm, &incoming[i]);
+    free(incoming);
 }
 
 static void link_failed(struct mccl_comm *comm, int peer)

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * See dial.h. Preference among a peer's addresses: loopback if it shares our host, then subnets that we share,
+ * then wired and Thunderbolt before Wi-Fi before bridges, faster before slower, and the peer's own order.
+ */
+#include "comm/dial.h"
+
+#include "base/error.h"
+#include "comm/comm.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STAGGER_NS (250 * OS_MS)    /* RFC 8305 recommends this pause between attempts at several addresses */
+#define BACKOFF_FIRST_NS (10 * OS_MS)
+#define BACKOFF_MAX_NS (500 * OS_MS)
+#define STALE_NS (2 * OS_SEC)       /* an id whose maker refuses for so long is dead */
+
+static int kind_rank(unsigned kind)
+{
+    static const int ranks[] = {[OS_IF_LOOPBACK] = 0, [OS_IF_THUNDERBOLT] = 1, [OS_IF_WIRED] = 2, [OS_IF_OTHER] = 3,
+                                [OS_IF_WIFI] = 4,     [OS_IF_VIRTUAL] = 5,     [OS_IF_BRIDGE] = 6};
+    return kind < sizeof ranks / sizeof *ranks ? ranks[kind] : 9;
+}
+
+struct scored {
+    struct os_address address;
+    int score, order;
+};
+
+static int by_score(const void *a, const void *b)
+{
+    const struct scored *x = a, *y = b;
+    if (x->score != y->score)
+        return x->score < y->score ? -1 : 1;
+    if (x->address.speed_mbps != y->address.speed_mbps)
+        return x->address.speed_mbps > y->address.speed_mbps ? -1 : 1;
+    return x->order - y->order;
+}
+
+static bool is_ours(const struct os_address *address, const struct os_interface *interfaces, size_t n_interfaces)
+{
+    for (size_t i = 0; i < n_interfaces; i++)
+        if (os_address_equal_ip(address, &interfaces[i].address))
+            return true;
+    return false;
+}
+
+static bool is_shared(const struct os_address *address, const struct os_interface *interfaces, size_t n_interfaces)
+{
+    for (size_t i = 0; i < n_interfaces; i++)
+        if (interfaces[i].up && interfaces[i].address.family == address->family &&
+            os_address_same_subnet(address, &interfaces[i].address, interfaces[i].prefix_bits))
+            return true;
+    return false;
+}
+
+static void add_candidate(struct dial *dial, const struct os_address *address, unsigned scope)
+{
+    if (dial->n_candidates == DIAL_CANDIDATES)
+        return;
+    struct dial_candidate *candidate = &dial->candidates[dial->n_candidates++];
+    candidate->address = *address;
+    candidate->to_size = os_address_to_sockaddr(address, scope, &candidate->to);
+}
+
+/* IPv6 link-local addresses travel without a scope: every link of ours may be the right one. */
+static void add_scoped(struct dial *dial, const struct os_address *address, const struct os_interface *interfaces,
+                       size_t n_interfaces)
+{
+    for (size_t i = 0; i < n_interfaces; i++)
+        if (interfaces[i].up && interfaces[i].kind != OS_IF_LOOPBACK && interfaces[i].address.family == 6 &&
+            os_address_is_link_local(&interfaces[i].address))
+            add_candidate(dial, address, interfaces[i].index);
+}
+
+static mccl_result list_candidates(struct dial *dial, const struct wire_address *addresses, int n_addresses,
+                                   bool same_host)
+{
+    struct os_interface *interfaces;
+    size_t n_interfaces;
+    TRY(os_interfaces(&interfaces, &n_interfaces));
+    struct scored scored[WIRE_MEMBER_ADDRESSES];
+    int n = 0;
+    for (int i = 0; i < n_addresses && i < WIRE_MEMBER_ADDRESSES; i++) {
+        struct os_address address = {.family = addresses[i].family,
+                                     .kind = addresses[i].kind,
+                                     .port = addresses[i].port,
+                                     .speed_mbps = addresses[i].speed_mbps};
+        memcpy(address.ip, addresses[i].ip, sizeof address.ip);
+        if (address.family != 4 && address.family != 6)
+            continue;
+        const bool loopback = os_address_is_loopback(&address);
+        /* Elsewhere our own addresses (two docker0 with the same number, say) would only lead back to ourselves. */
+        if (!same_host && (loopback || is_ours(&address, interfaces, n_interfaces)))
+            continue;
+        int score = loopback ? 0 : kind_rank(address.kind);
+        if (!loopback && !is_shared(&address, interfaces, n_interfaces))
+            score += 10;
+        if (address.family == 6 && os_address_is_link_local(&address))
+            score += 5; /* needs a guess about the link */
+        scored[n] = (struct scored){address, score, n};
+        n++;
+    }
+    qsort(scored, (size_t)n, sizeof *scored, by_score);
+    for (int i = 0; i < n; i++) {
+        if (scored[i].address.family == 6 && os_address_is_link_local(&scored[i].address))
+            add_scoped(dial, &scored[i].address, interfaces, n_interfaces);
+        else
+            add_candidate(dial, &scored[i].address, 0);
+    }
+    free(interfaces);
+    return MCCL_OK;
+}
+
+mccl_result dial_start(struct mccl_comm *comm, int peer, enum wire_purpose purpose, uint8_t channel,
+                       const struct wire_address *addresses, int n_addresses, bool same_host, int64_t deadline_ns)
+{
+    struct dial *dial = calloc(1, sizeof *dial);
+    if (!dial)
+        return error_set(MCCL_ERR_NO_MEMORY, "no memory to dial rank %d", peer);
+    const mccl_result result = list_candidates(dial, addresses, n_addresses, same_host);
+    if (result != MCCL_OK) {
+        free(dial);
+        return result;
+    }
+    dial->endpoint = comm->endpoint;
+    dial->comm = comm;
+    dial->peer = peer;
+    dial->purpose = purpose;
+    dial->channel = channel;
+    dial->deadline_ns = deadline_ns;
+    dial->backoff_ns = BACKOFF_FIRST_NS;
+    dial->stale_after_ns = os_now_ns() + STALE_NS;
+    dial->all_refused = true;
+    if (dial->n_candidates == 0)
+        snprintf(dial->last_error, sizeof dial->last_error, "it published no address that can be reached from here");
+    dial->next = comm->endpoint->dials;
+    comm->endpoint->dials = dial;
+    endpoint_wake(comm->endpoint);
+    return MCCL_OK;
+}
+
+static void give_up(struct dial *dial)
+{
+    dial_cancel(dial);
+    comm_on_dial_failed(dial->comm, dial);
+}
+
+static void attempt(struct dial *dial)
+{
+    const struct dial_candidate *candidate = &dial->candidates[dial->next_candidate++];
+    const struct os_address *from = &dial->endpoint->bind_from[candidate->address.family == 6];
+    if (os_address_is_loopback(&candidate->address))
+        from = NULL;
+    dial->n_active++;
+    if (!conn_dial(dial->endpoint, dial, &candidate->to, candidate->to_size, from)) {
+        char where[64];
+        dial->n_active--;
+        dial->all_refused = false;
+        os_address_format(&candidate->address, where, sizeof where);
+        snprintf(dial->last_error, sizeof dial->last_error, "%s: %.150s", where, error_text());
+    }
+}
+
+int64_t dial_on_time(struct dial *dial, int64_t now_ns)
+{
+    if (dial->done)
+        return INT64_MAX;
+    if (now_ns >= dial->deadline_ns) {
+        give_up(dial);
+        return INT64_MAX;
+    }
+    if (dial->chosen || now_ns < dial->next_attempt_ns)
+        return dial->chosen || dial->deadline_ns < dial->next_attempt_ns ? dial->deadline_ns : dial->next_attempt_ns;
+    if (dial->next_candidate < dial->n_candidates) {
+        attempt(dial);
+        dial->next_attempt_ns = now_ns + (dial->n_active > 0 ? STAGGER_NS : 0);
+    } else if (dial->n_active > 0) {
+        dial->next_attempt_ns = dial->deadline_ns;
+    } else { /* the round is over */
+        if (dial->purpose == PURPOSE_BOOTSTRAP && dial->all_refused && dial->n_candidates > 0 &&
+            now_ns >= dial->stale_after_ns) {
+            give_up(dial);
+            return INT64_MAX;
+        }
+        dial->next_candidate = 0;
+        dial->all_refused = true;
+        dial->next_attempt_ns = now_ns + dial->backoff_ns;
+        dial->backoff_ns = 2 * dial->backoff_ns < BACKOFF_MAX_NS ? 2 * dial->backoff_ns : BACKOFF_MAX_NS;
+    }
+    return dial->next_attempt_ns < dial->deadline_ns ? dial->next_attempt_ns : dial->deadline_ns;
+}
+
+static void drop_attempts(struct dial *dial, const struct conn *but)
+{
+    for (struct conn *conn = dial->endpoint->conns; conn; conn = conn->next)
+        if (conn->dial == dial && conn != but) {
+            conn_kill(conn, "no longer needed");
+            dial->n_active--;
+        }
+}
+
+bool dial_choose(struct dial *dial, struct conn *conn)
+{
+    if (dial->chosen || dial->done)
+        return false;
+    dial->chosen = conn;
+    drop_attempts(dial, conn);
+    return true;
+}
+
+void dial_succeeded(struct dial *dial, struct conn *conn)
+{
+    drop_attempts(dial, conn);
+    dial->done = true;
+}
+
+void dial_attempt_failed(struct dial *dial, struct conn *conn, const char *why, bool refused)
+{
+    char where[64];
+    os_address_format(&conn->address, where, sizeof where);
+    snprintf(dial->last_error, sizeof dial->last_error, "%s: %.180s", where, why);
+    dial->n_active--;
+    if (!refused)
+        dial->all_refused = false;
+    if (dial->chosen == conn) {
+        dial->chosen = NULL;
+        dial->next_candidate = dial->n_candidates;
+    }
+    dial->next_attempt_ns = 0; /* the next address need not wait */
+}
+
+void dial_cancel(struct dial *dial)
+{
+    drop_attempts(dial, NULL);
+    dial->done = true;
+}
