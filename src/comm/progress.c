@@ -189,7 +189,8 @@ static void take_over(struct mccl_comm *comm, const struct incoming_link *incomi
         comm_fail(comm, result, incoming->peer, "cannot watch the link to rank %d: %s", incoming->peer, error_text());
 }
 
-static void take_over_links(struct mccl_comm *comm)
+/* Links that the service thread has brought since the last round; a failed communicator closes them. */
+static void take_over_links(struct mccl_comm *comm, bool failed)
 {
     struct engine *engine = &comm->engine;
     if (atomic_load(&engine->n_incoming_hint) == 0)
@@ -202,8 +203,12 @@ static void take_over_links(struct mccl_comm *comm)
     atomic_store(&engine->n_incoming_hint, 0);
     pthread_mutex_unlock(&engine->submit_lock);
     /* Without the lock: a failure takes the endpoint's, which comes first in the order. */
-    for (int i = 0; i < n; i++)
-        take_over(comm, &incoming[i]);
+    for (int i = 0; i < n; i++) {
+        if (failed)
+            incoming[i].link->ops->close(incoming[i].link);
+        else
+            take_over(comm, &incoming[i]);
+    }
     free(incoming);
 }
 
@@ -420,10 +425,11 @@ bool progress_step(struct mccl_comm *comm)
 {
     struct engine *engine = &comm->engine;
     if (atomic_load_explicit(&comm->failed, memory_order_acquire)) {
+        take_over_links(comm, true);
         fail_everything(comm);
         return false;
     }
-    take_over_links(comm);
+    take_over_links(comm, false);
     bool moved = start_operations(comm);
     /* With few peers a failing read costs no more than asking the poller which one is ready. */
     const bool read_blindly = comm->n_ranks <= 4;
