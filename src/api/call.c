@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * See call.h. Groups are kept per thread: calls are copied, arrays included, and submitted in order at the outermost
- * end; only then are the ones without a request waited for.
+ * See call.h. Groups are kept per thread: calls are copied, arrays included, and submitted in order
+ * at the outermost end; only then are the ones without a request waited for.
  */
 #include "api/call.h"
 
@@ -34,10 +34,13 @@ mccl_result mccl_set_options(const mccl_options *options)
     if (!options)
         return MCCL_OK;
     if (options->size != sizeof *options)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_set_options: size is %zu, expected %zu; start from MCCL_OPTIONS_INIT",
-                         options->size, sizeof *options);
+        return error_set(
+            MCCL_ERR_INVALID_ARGUMENT,
+            "mccl_set_options: size is %zu, expected %zu; start from MCCL_OPTIONS_INIT",
+            options->size, sizeof *options);
     if (options->timeout_ms < 0 || options->tag < MCCL_ANY_TAG)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_set_options: timeout_ms is %lld, tag is %d; neither may be negative",
+        return error_set(MCCL_ERR_INVALID_ARGUMENT,
+                         "mccl_set_options: timeout_ms is %lld, tag is %d; neither may be negative",
                          (long long)options->timeout_ms, options->tag);
     next_options = *options;
     have_options = true;
@@ -62,7 +65,8 @@ static size_t arrays_size(const struct coll_call *coll, int n)
     return n_arrays * (size_t)n * sizeof(uint64_t);
 }
 
-static_assert(sizeof(void *) <= sizeof(uint64_t) && sizeof(size_t) <= sizeof(uint64_t), "slots hold either");
+static_assert(sizeof(void *) <= sizeof(uint64_t) && sizeof(size_t) <= sizeof(uint64_t),
+              "slots hold either");
 
 static const void *copy_array(unsigned char **to, const void *array, size_t bytes)
 {
@@ -128,7 +132,8 @@ static mccl_result start_collective(const struct call *call, mccl_request *reque
         operation->request = request;
         operation->signature = request->signature;
         operation->submitted_ns = os_now_ns();
-        const int64_t ms = call->options.timeout_ms > 0 ? call->options.timeout_ms : comm->operation_ms;
+        const int64_t ms =
+            call->options.timeout_ms > 0 ? call->options.timeout_ms : comm->operation_ms;
         const int64_t deadline_ns = request_until(ms);
         operation->deadline_ns = deadline_ns < 0 ? INT64_MAX : deadline_ns;
         operation->warn_ns = operation->submitted_ns + comm->warn_ms * OS_MS;
@@ -143,13 +148,17 @@ static mccl_result start_message(const struct call *call, mccl_request *request,
 {
     const struct coll_call *coll = &call->coll;
     const bool is_send = coll->kind == OP_SEND;
-    const int64_t ms = call->options.timeout_ms > 0 ? call->options.timeout_ms : call->comm->operation_ms;
+    const int64_t ms =
+        call->options.timeout_ms > 0 ? call->options.timeout_ms : call->comm->operation_ms;
     const int64_t deadline_ns = request_until(ms);
-    union { const void *in; void *out; } buffer = {.in = is_send ? coll->send : coll->recv};
+    union {
+        const void *in;
+        void *out;
+    } buffer = {.in = is_send ? coll->send : coll->recv};
     request->peer = call->peer;
     request->tag = call->options.tag;
-    return p2p_submit(call->comm, request, buffer.out, call->bytes, is_send, deadline_ns < 0 ? INT64_MAX : deadline_ns,
-                      attended);
+    return p2p_submit(call->comm, request, buffer.out, call->bytes, is_send,
+                      deadline_ns < 0 ? INT64_MAX : deadline_ns, attended);
 }
 
 /* On success *started has a reference for the caller. */
@@ -166,8 +175,8 @@ static mccl_result start(const struct call *call, mccl_request **started)
     request->bytes = call->bytes;
     request_acquire(request);
     const bool attended = !call->request || (call->options.flags & MCCL_WAITER_FOLLOWS);
-    const mccl_result result =
-        message ? start_message(call, request, attended) : start_collective(call, request, attended);
+    const mccl_result result = message ? start_message(call, request, attended)
+                                       : start_collective(call, request, attended);
     if (result != MCCL_OK) {
         request_release(request);
         request_release(request);
@@ -238,11 +247,13 @@ mccl_result mccl_group_start(void)
 
 static mccl_result submit_group(struct deferred *first)
 {
-    /* All or nothing as far as it can be known beforehand: a communicator that cannot be used fails all. */
+    /* All or nothing as far as it can be known beforehand: a communicator that cannot be used fails
+     * all. */
     for (struct deferred *deferred = first; deferred; deferred = deferred->next)
         TRY(comm_check(deferred->call.comm, op_kind_name(deferred->call.coll.kind)));
     mccl_result result = MCCL_OK;
-    for (struct deferred *deferred = first; deferred && result == MCCL_OK; deferred = deferred->next) {
+    for (struct deferred *deferred = first; deferred && result == MCCL_OK;
+         deferred = deferred->next) {
         mccl_request *request;
         result = start(&deferred->call, &request);
         if (result != MCCL_OK)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What every operation's entry point does after its own argument checks: options, groups, request, submission.
- * Any thread.
+ * What every operation's entry point does after its own argument checks: options, groups, request,
+ * submission. Any thread.
  */
 #ifndef MCCL_API_CALL_H
 #define MCCL_API_CALL_H
@@ -14,13 +14,14 @@
 struct call {
     struct coll_call coll;
     struct mccl_comm *comm;
-    int peer;              /* SEND, RECV */
-    size_t bytes;          /* of the caller's own buffer, for status and messages */
+    int peer;     /* SEND, RECV */
+    size_t bytes; /* of the caller's own buffer, for status and messages */
     mccl_options options;
     mccl_request **request; /* NULL: block */
 };
 
-/* The thread's options for this call; taken, so that they apply once, whatever becomes of the call. */
+/* The thread's options for this call; taken, so that they apply once, whatever becomes of the
+ * call. */
 mccl_options call_take_options(void);
 
 /* Submits now, or at the end of the thread's group. */

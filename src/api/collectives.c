@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Entry points of all operations: they check what can be checked without any other rank, and describe the call. A bad
- * argument is refused here, before anything is sent, and leaves the communicator usable.
+ * Entry points of all operations: they check what can be checked without any other rank, and
+ * describe the call. A bad argument is refused here, before anything is sent, and leaves the
+ * communicator usable.
  */
 #include "api/call.h"
 #include "reduce/reduce.h"
@@ -15,7 +16,8 @@ struct checker {
     mccl_result result;
 };
 
-static void refuse(struct checker *check, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void refuse(struct checker *check, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 static void refuse(struct checker *check, const char *format, ...)
 {
     if (check->result != MCCL_OK)
@@ -28,7 +30,10 @@ static void refuse(struct checker *check, const char *format, ...)
     check->result = error_set(MCCL_ERR_INVALID_ARGUMENT, "%s: %s", check->what, text);
 }
 
-static size_t width(const struct checker *check) { return mccl_dtype_size(check->call->coll.dtype); }
+static size_t width(const struct checker *check)
+{
+    return mccl_dtype_size(check->call->coll.dtype);
+}
 
 /* Communicator, dtype, stream: common to all. */
 static void check_common(struct checker *check, mccl_stream *stream)
@@ -54,8 +59,9 @@ static void check_op(struct checker *check)
     if ((unsigned)coll->op >= MCCL_N_OPS) {
         refuse(check, "op is %d, which is no mccl_op", (int)coll->op);
     } else if (!reduce_supports(coll->op, coll->dtype)) {
-        check->result = error_set(MCCL_ERR_UNSUPPORTED, "%s: op %s cannot reduce dtype %s (see MCCL_OPS in mccl.h)", check->what,
-                                  mccl_op_name(coll->op), mccl_dtype_name(coll->dtype));
+        check->result = error_set(
+            MCCL_ERR_UNSUPPORTED, "%s: op %s cannot reduce dtype %s (see MCCL_OPS in mccl.h)",
+            check->what, mccl_op_name(coll->op), mccl_dtype_name(coll->dtype));
     }
     coll->factor = check->call->options.factor;
 }
@@ -63,12 +69,15 @@ static void check_op(struct checker *check)
 static void check_root(struct checker *check, int root)
 {
     if (check->result == MCCL_OK && (root < 0 || root >= check->call->comm->n_ranks))
-        refuse(check, "root is %d; the ranks of group '%s' are 0 .. %d", root, check->call->comm->name, check->call->comm->n_ranks - 1);
+        refuse(check, "root is %d; the ranks of group '%s' are 0 .. %d", root,
+               check->call->comm->name, check->call->comm->n_ranks - 1);
     check->call->coll.root = root;
 }
 
-/* `count` elements times `blocks` must be addressable, and the buffer there if there is anything in it. */
-static size_t check_buffer(struct checker *check, const char *name, const void *buffer, size_t count, size_t blocks)
+/* `count` elements times `blocks` must be addressable, and the buffer there if there is anything in
+ * it. */
+static size_t check_buffer(struct checker *check, const char *name, const void *buffer,
+                           size_t count, size_t blocks)
 {
     if (check->result != MCCL_OK)
         return 0;
@@ -82,8 +91,9 @@ static size_t check_buffer(struct checker *check, const char *name, const void *
 }
 
 /* Equal pointers where the header allows them; anything else must not overlap. */
-static void check_overlap(struct checker *check, const void *send, size_t send_bytes, const void *recv, size_t recv_bytes,
-                          size_t allowed_offset, bool send_is_inside)
+static void check_overlap(struct checker *check, const void *send, size_t send_bytes,
+                          const void *recv, size_t recv_bytes, size_t allowed_offset,
+                          bool send_is_inside)
 {
     if (check->result != MCCL_OK || send_bytes == 0 || recv_bytes == 0)
         return;
@@ -92,7 +102,8 @@ static void check_overlap(struct checker *check, const void *send, size_t send_b
         return;
     const bool allowed = send_is_inside ? s == r + allowed_offset : r == s + allowed_offset;
     if (!allowed || allowed_offset == SIZE_MAX)
-        refuse(check, "send and recv overlap other than in place (see mccl.h for the in-place rule)");
+        refuse(check,
+               "send and recv overlap other than in place (see mccl.h for the in-place rule)");
 }
 
 static size_t block_offset(const struct checker *check, size_t count)
@@ -106,8 +117,8 @@ static size_t ranks(const struct checker *check)
 }
 
 /* Arrays of n pointers and counts. Returns the bytes of this rank's own entry. */
-static size_t check_arrays(struct checker *check, const char *name, const void *const *buffers, const char *counts_name,
-                           const size_t *counts)
+static size_t check_arrays(struct checker *check, const char *name, const void *const *buffers,
+                           const char *counts_name, const size_t *counts)
 {
     if (check->result != MCCL_OK)
         return 0;
@@ -119,7 +130,8 @@ static size_t check_arrays(struct checker *check, const char *name, const void *
         if (!buffers[rank] && counts[rank] > 0)
             refuse(check, "%s[%d] is NULL and its count is %zu", name, rank, counts[rank]);
         if (counts[rank] > PTRDIFF_MAX / width(check))
-            refuse(check, "%s[%d] is %zu: more bytes than an address space holds", counts_name, rank, counts[rank]);
+            refuse(check, "%s[%d] is %zu: more bytes than an address space holds", counts_name,
+                   rank, counts[rank]);
     }
     return check->result == MCCL_OK ? counts[check->call->comm->rank] * width(check) : 0;
 }
@@ -129,15 +141,17 @@ static mccl_result finish(struct checker *check)
     return check->result == MCCL_OK ? call_run(check->call) : call_refuse(check->result);
 }
 
-#define BEGIN(kind_, name_)                                                                                    \
-    struct call call = {.coll = {.kind = (kind_), .dtype = dtype, .send = send, .recv = recv, .count = count}, \
-                        .comm = comm,                                                                          \
-                        .request = request};                                                                   \
-    struct checker check = {.what = (name_), .call = &call};                                                   \
+#define BEGIN(kind_, name_)                                                                    \
+    struct call call = {                                                                       \
+        .coll = {.kind = (kind_), .dtype = dtype, .send = send, .recv = recv, .count = count}, \
+        .comm = comm,                                                                          \
+        .request = request};                                                                   \
+    struct checker check = {.what = (name_), .call = &call};                                   \
     check_common(&check, stream)
 
-mccl_result mccl_all_reduce(const void *send, void *recv, size_t count, mccl_dtype dtype, mccl_op op, mccl_comm *comm,
-                            mccl_stream *stream, mccl_request **request)
+mccl_result mccl_all_reduce(const void *send, void *recv, size_t count, mccl_dtype dtype,
+                            mccl_op op, mccl_comm *comm, mccl_stream *stream,
+                            mccl_request **request)
 {
     BEGIN(OP_ALL_REDUCE, "all_reduce");
     call.coll.op = op;
@@ -148,8 +162,8 @@ mccl_result mccl_all_reduce(const void *send, void *recv, size_t count, mccl_dty
     return finish(&check);
 }
 
-mccl_result mccl_reduce(const void *send, void *recv, size_t count, mccl_dtype dtype, mccl_op op, int root, mccl_comm *comm,
-                        mccl_stream *stream, mccl_request **request)
+mccl_result mccl_reduce(const void *send, void *recv, size_t count, mccl_dtype dtype, mccl_op op,
+                        int root, mccl_comm *comm, mccl_stream *stream, mccl_request **request)
 {
     BEGIN(OP_REDUCE, "reduce");
     call.coll.op = op;
@@ -163,8 +177,8 @@ mccl_result mccl_reduce(const void *send, void *recv, size_t count, mccl_dtype d
     return finish(&check);
 }
 
-mccl_result mccl_broadcast(const void *send, void *recv, size_t count, mccl_dtype dtype, int root, mccl_comm *comm,
-                           mccl_stream *stream, mccl_request **request)
+mccl_result mccl_broadcast(const void *send, void *recv, size_t count, mccl_dtype dtype, int root,
+                           mccl_comm *comm, mccl_stream *stream, mccl_request **request)
 {
     BEGIN(OP_BROADCAST, "broadcast");
     check_root(&check, root);
@@ -176,8 +190,8 @@ mccl_result mccl_broadcast(const void *send, void *recv, size_t count, mccl_dtyp
     return finish(&check);
 }
 
-mccl_result mccl_all_gather(const void *send, void *recv, size_t count, mccl_dtype dtype, mccl_comm *comm,
-                            mccl_stream *stream, mccl_request **request)
+mccl_result mccl_all_gather(const void *send, void *recv, size_t count, mccl_dtype dtype,
+                            mccl_comm *comm, mccl_stream *stream, mccl_request **request)
 {
     BEGIN(OP_ALL_GATHER, "all_gather");
     call.bytes = check_buffer(&check, "send", send, count, 1);
@@ -186,8 +200,9 @@ mccl_result mccl_all_gather(const void *send, void *recv, size_t count, mccl_dty
     return finish(&check);
 }
 
-mccl_result mccl_reduce_scatter(const void *send, void *recv, size_t count, mccl_dtype dtype, mccl_op op, mccl_comm *comm,
-                                mccl_stream *stream, mccl_request **request)
+mccl_result mccl_reduce_scatter(const void *send, void *recv, size_t count, mccl_dtype dtype,
+                                mccl_op op, mccl_comm *comm, mccl_stream *stream,
+                                mccl_request **request)
 {
     BEGIN(OP_REDUCE_SCATTER, "reduce_scatter");
     call.coll.op = op;
@@ -198,8 +213,8 @@ mccl_result mccl_reduce_scatter(const void *send, void *recv, size_t count, mccl
     return finish(&check);
 }
 
-mccl_result mccl_gather(const void *send, void *recv, size_t count, mccl_dtype dtype, int root, mccl_comm *comm,
-                        mccl_stream *stream, mccl_request **request)
+mccl_result mccl_gather(const void *send, void *recv, size_t count, mccl_dtype dtype, int root,
+                        mccl_comm *comm, mccl_stream *stream, mccl_request **request)
 {
     BEGIN(OP_GATHER, "gather");
     check_root(&check, root);
@@ -211,8 +226,8 @@ mccl_result mccl_gather(const void *send, void *recv, size_t count, mccl_dtype d
     return finish(&check);
 }
 
-mccl_result mccl_scatter(const void *send, void *recv, size_t count, mccl_dtype dtype, int root, mccl_comm *comm,
-                         mccl_stream *stream, mccl_request **request)
+mccl_result mccl_scatter(const void *send, void *recv, size_t count, mccl_dtype dtype, int root,
+                         mccl_comm *comm, mccl_stream *stream, mccl_request **request)
 {
     BEGIN(OP_SCATTER, "scatter");
     check_root(&check, root);
@@ -224,8 +239,8 @@ mccl_result mccl_scatter(const void *send, void *recv, size_t count, mccl_dtype 
     return finish(&check);
 }
 
-mccl_result mccl_all_to_all(const void *send, void *recv, size_t count, mccl_dtype dtype, mccl_comm *comm,
-                            mccl_stream *stream, mccl_request **request)
+mccl_result mccl_all_to_all(const void *send, void *recv, size_t count, mccl_dtype dtype,
+                            mccl_comm *comm, mccl_stream *stream, mccl_request **request)
 {
     BEGIN(OP_ALL_TO_ALL, "all_to_all");
     call.bytes = check_buffer(&check, "send", send, count, ranks(&check));
@@ -238,7 +253,10 @@ mccl_result mccl_all_to_all(const void *send, void *recv, size_t count, mccl_dty
 
 static const void *const *constant(void *const *pointers)
 {
-    union { void *const *in; const void *const *out; } cast = {.in = pointers};
+    union {
+        void *const *in;
+        const void *const *out;
+    } cast = {.in = pointers};
     return cast.out;
 }
 
@@ -246,12 +264,14 @@ static const void *const *constant(void *const *pointers)
 static void check_own(struct checker *check, size_t send_count, size_t recv_count)
 {
     if (check->result == MCCL_OK && send_count != recv_count)
-        refuse(check, "rank %d sends %zu elements to itself but receives %zu; make the counts agree", check->call->comm->rank,
-               send_count, recv_count);
+        refuse(check,
+               "rank %d sends %zu elements to itself but receives %zu; make the counts agree",
+               check->call->comm->rank, send_count, recv_count);
 }
 
-mccl_result mccl_all_gather_v(const void *send, void *const *recvs, const size_t *recv_counts, mccl_dtype dtype,
-                              mccl_comm *comm, mccl_stream *stream, mccl_request **request)
+mccl_result mccl_all_gather_v(const void *send, void *const *recvs, const size_t *recv_counts,
+                              mccl_dtype dtype, mccl_comm *comm, mccl_stream *stream,
+                              mccl_request **request)
 {
     void *const recv = NULL;
     const size_t count = 0;
@@ -264,8 +284,9 @@ mccl_result mccl_all_gather_v(const void *send, void *const *recvs, const size_t
     return finish(&check);
 }
 
-mccl_result mccl_reduce_scatter_v(const void *const *sends, const size_t *counts, void *recv, mccl_dtype dtype, mccl_op op,
-                                  mccl_comm *comm, mccl_stream *stream, mccl_request **request)
+mccl_result mccl_reduce_scatter_v(const void *const *sends, const size_t *counts, void *recv,
+                                  mccl_dtype dtype, mccl_op op, mccl_comm *comm,
+                                  mccl_stream *stream, mccl_request **request)
 {
     const void *const send = NULL;
     const size_t count = 0;
@@ -280,8 +301,9 @@ mccl_result mccl_reduce_scatter_v(const void *const *sends, const size_t *counts
     return finish(&check);
 }
 
-mccl_result mccl_gather_v(const void *send, size_t count, void *const *recvs, const size_t *recv_counts, mccl_dtype dtype,
-                          int root, mccl_comm *comm, mccl_stream *stream, mccl_request **request)
+mccl_result mccl_gather_v(const void *send, size_t count, void *const *recvs,
+                          const size_t *recv_counts, mccl_dtype dtype, int root, mccl_comm *comm,
+                          mccl_stream *stream, mccl_request **request)
 {
     void *const recv = NULL;
     BEGIN(OP_GATHER_V, "gather_v");
@@ -297,8 +319,9 @@ mccl_result mccl_gather_v(const void *send, size_t count, void *const *recvs, co
     return finish(&check);
 }
 
-mccl_result mccl_scatter_v(const void *const *sends, const size_t *send_counts, void *recv, size_t count, mccl_dtype dtype,
-                           int root, mccl_comm *comm, mccl_stream *stream, mccl_request **request)
+mccl_result mccl_scatter_v(const void *const *sends, const size_t *send_counts, void *recv,
+                           size_t count, mccl_dtype dtype, int root, mccl_comm *comm,
+                           mccl_stream *stream, mccl_request **request)
 {
     const void *const send = NULL;
     BEGIN(OP_SCATTER_V, "scatter_v");
@@ -314,9 +337,9 @@ mccl_result mccl_scatter_v(const void *const *sends, const size_t *send_counts, 
     return finish(&check);
 }
 
-mccl_result mccl_all_to_all_v(const void *const *sends, const size_t *send_counts, void *const *recvs,
-                              const size_t *recv_counts, mccl_dtype dtype, mccl_comm *comm, mccl_stream *stream,
-                              mccl_request **request)
+mccl_result mccl_all_to_all_v(const void *const *sends, const size_t *send_counts,
+                              void *const *recvs, const size_t *recv_counts, mccl_dtype dtype,
+                              mccl_comm *comm, mccl_stream *stream, mccl_request **request)
 {
     const void *const send = NULL;
     void *const recv = NULL;
@@ -356,11 +379,12 @@ static void check_peer(struct checker *check, int peer, bool any)
     if (any && peer == MCCL_ANY_SOURCE)
         return;
     if (peer < 0 || peer >= check->call->comm->n_ranks)
-        refuse(check, "peer is %d; the ranks of group '%s' are 0 .. %d", peer, check->call->comm->name, check->call->comm->n_ranks - 1);
+        refuse(check, "peer is %d; the ranks of group '%s' are 0 .. %d", peer,
+               check->call->comm->name, check->call->comm->n_ranks - 1);
 }
 
-mccl_result mccl_send(const void *buffer, size_t count, mccl_dtype dtype, int peer, mccl_comm *comm, mccl_stream *stream,
-                      mccl_request **request)
+mccl_result mccl_send(const void *buffer, size_t count, mccl_dtype dtype, int peer, mccl_comm *comm,
+                      mccl_stream *stream, mccl_request **request)
 {
     const void *const send = buffer;
     void *const recv = NULL;
@@ -372,8 +396,8 @@ mccl_result mccl_send(const void *buffer, size_t count, mccl_dtype dtype, int pe
     return finish(&check);
 }
 
-mccl_result mccl_recv(void *buffer, size_t count, mccl_dtype dtype, int peer, mccl_comm *comm, mccl_stream *stream,
-                      mccl_request **request)
+mccl_result mccl_recv(void *buffer, size_t count, mccl_dtype dtype, int peer, mccl_comm *comm,
+                      mccl_stream *stream, mccl_request **request)
 {
     const void *const send = NULL;
     void *const recv = buffer;

@@ -39,7 +39,8 @@ mccl_result mccl_unique_id_to_text(const mccl_unique_id *id, char *text)
 {
     static const char digits[] = "0123456789abcdef";
     if (!id || !text)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_unique_id_to_text: %s is NULL", id ? "text" : "id");
+        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_unique_id_to_text: %s is NULL",
+                         id ? "text" : "id");
     text += sprintf(text, "mccl1:");
     for (size_t i = 0; i < sizeof id->opaque; i++) {
         *text++ = digits[id->opaque[i] >> 4];
@@ -60,16 +61,20 @@ mccl_result mccl_unique_id_from_text(const char *text, mccl_unique_id *id)
 {
     mccl_unique_id parsed;
     if (!text || !id)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_unique_id_from_text: %s is NULL", text ? "id" : "text");
+        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_unique_id_from_text: %s is NULL",
+                         text ? "id" : "text");
     if (strncmp(text, "mccl1:", 6) != 0 || strlen(text) != 6 + 2 * sizeof parsed.opaque)
         return error_set(MCCL_ERR_INVALID_ARGUMENT,
-                         "mccl_unique_id_from_text: not the text of a unique id (\"mccl1:\" and %zu hexadecimal digits); it has %zu characters",
+                         "mccl_unique_id_from_text: not the text of a unique id (\"mccl1:\" and "
+                         "%zu hexadecimal digits); it has %zu characters",
                          2 * sizeof parsed.opaque, strlen(text));
     text += 6;
     for (size_t i = 0; i < sizeof parsed.opaque; i++) {
         const int high = hex_digit(text[2 * i]), low = hex_digit(text[2 * i + 1]);
         if (high < 0 || low < 0)
-            return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_unique_id_from_text: character %zu is no hexadecimal digit", 6 + 2 * i);
+            return error_set(MCCL_ERR_INVALID_ARGUMENT,
+                             "mccl_unique_id_from_text: character %zu is no hexadecimal digit",
+                             6 + 2 * i);
         parsed.opaque[i] = (unsigned char)(high << 4 | low);
     }
     struct unique_id inner;
@@ -86,13 +91,17 @@ static mccl_result check_config(const char *what, const mccl_config *config)
     if (!config)
         return MCCL_OK;
     if (config->size != sizeof *config)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "%s: config.size is %zu, expected %zu; start from MCCL_CONFIG_INIT", what,
+        return error_set(MCCL_ERR_INVALID_ARGUMENT,
+                         "%s: config.size is %zu, expected %zu; start from MCCL_CONFIG_INIT", what,
                          config->size, sizeof *config);
     if (config->timeout_ms < 0)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "%s: config.timeout_ms is %lld; it must not be negative", what,
+        return error_set(MCCL_ERR_INVALID_ARGUMENT,
+                         "%s: config.timeout_ms is %lld; it must not be negative", what,
                          (long long)config->timeout_ms);
     if (config->flags & ~MCCL_CONFIG_NONBLOCKING)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "%s: config.flags is 0x%x; only MCCL_CONFIG_NONBLOCKING is known", what, config->flags);
+        return error_set(MCCL_ERR_INVALID_ARGUMENT,
+                         "%s: config.flags is 0x%x; only MCCL_CONFIG_NONBLOCKING is known", what,
+                         config->flags);
     return MCCL_OK;
 }
 
@@ -124,20 +133,25 @@ static mccl_result start_check_in(struct mccl_comm *comm, const struct unique_id
         bootstrap_forget(endpoint, comm->id);
     } else {
         const bool same_host = memcmp(id->host_id, endpoint->host_id, sizeof id->host_id) == 0;
-        result = dial_start(comm, -1, PURPOSE_BOOTSTRAP, 0, id->addresses, id->n_addresses, same_host, comm->deadline_ns);
+        result = dial_start(comm, -1, PURPOSE_BOOTSTRAP, 0, id->addresses, id->n_addresses,
+                            same_host, comm->deadline_ns);
     }
     endpoint_unlock(endpoint);
     return result;
 }
 
-mccl_result mccl_comm_init_rank(mccl_comm **comm, int n_ranks, const mccl_unique_id *id, int rank, const mccl_config *config)
+mccl_result mccl_comm_init_rank(mccl_comm **comm, int n_ranks, const mccl_unique_id *id, int rank,
+                                const mccl_config *config)
 {
     if (!comm || !id)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_comm_init_rank: %s is NULL", comm ? "id" : "comm");
+        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_comm_init_rank: %s is NULL",
+                         comm ? "id" : "comm");
     if (n_ranks < 1 || n_ranks > 65535)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_comm_init_rank: n_ranks is %d; 1 .. 65535 are possible", n_ranks);
+        return error_set(MCCL_ERR_INVALID_ARGUMENT,
+                         "mccl_comm_init_rank: n_ranks is %d; 1 .. 65535 are possible", n_ranks);
     if (rank < 0 || rank >= n_ranks)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_comm_init_rank: rank is %d; a group of %d has ranks 0 .. %d", rank,
+        return error_set(MCCL_ERR_INVALID_ARGUMENT,
+                         "mccl_comm_init_rank: rank is %d; a group of %d has ranks 0 .. %d", rank,
                          n_ranks, n_ranks - 1);
     TRY(check_config("mccl_comm_init_rank", config));
     struct unique_id inner;
@@ -187,8 +201,10 @@ static int by_key(const void *a, const void *b)
     return x->rank < y->rank ? -1 : x->rank > y->rank;
 }
 
-/* Id and secret of the new group follow from the old one's secret, so that nothing secret has to travel. */
-static void derive(const struct mccl_comm *comm, uint32_t number, int color, const char *label, uint8_t out[HMAC_BYTES])
+/* Id and secret of the new group follow from the old one's secret, so that nothing secret has to
+ * travel. */
+static void derive(const struct mccl_comm *comm, uint32_t number, int color, const char *label,
+                   uint8_t out[HMAC_BYTES])
 {
     struct {
         char label[16];
@@ -201,8 +217,8 @@ static void derive(const struct mccl_comm *comm, uint32_t number, int color, con
     hmac_sha256(comm->secret, sizeof comm->secret, &text, sizeof text, out);
 }
 
-static mccl_result form(struct mccl_comm *parent, const struct split_entry *members, int n, int color, uint32_t number,
-                        const mccl_config *config, mccl_comm **out)
+static mccl_result form(struct mccl_comm *parent, const struct split_entry *members, int n,
+                        int color, uint32_t number, const mccl_config *config, mccl_comm **out)
 {
     int rank = 0;
     while (members[rank].rank != parent->rank)
@@ -235,12 +251,15 @@ static mccl_result form(struct mccl_comm *parent, const struct split_entry *memb
     return settle(made, &used, out);
 }
 
-mccl_result mccl_comm_split(mccl_comm *comm, int color, int key, mccl_comm **new_comm, const mccl_config *config)
+mccl_result mccl_comm_split(mccl_comm *comm, int color, int key, mccl_comm **new_comm,
+                            const mccl_config *config)
 {
     if (!new_comm)
         return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_comm_split: new_comm is NULL");
     if (color < MCCL_SPLIT_NOCOLOR)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_comm_split: color is %d; it is 0 or more, or MCCL_SPLIT_NOCOLOR", color);
+        return error_set(MCCL_ERR_INVALID_ARGUMENT,
+                         "mccl_comm_split: color is %d; it is 0 or more, or MCCL_SPLIT_NOCOLOR",
+                         color);
     TRY(check_config("mccl_comm_split", config));
     TRY(comm_check(comm, "mccl_comm_split"));
     struct settings settings;
@@ -301,7 +320,8 @@ mccl_result mccl_comm_abort(mccl_comm *comm)
 mccl_result mccl_comm_get_async_error(mccl_comm *comm, mccl_result *error)
 {
     if (!comm || !error)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_comm_get_async_error: %s is NULL", comm ? "error" : "comm");
+        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_comm_get_async_error: %s is NULL",
+                         comm ? "error" : "comm");
     *error = atomic_load(&comm->failed) ? comm_cause(comm) : MCCL_OK;
     return MCCL_OK;
 }
@@ -309,7 +329,8 @@ mccl_result mccl_comm_get_async_error(mccl_comm *comm, mccl_result *error)
 mccl_result mccl_comm_rank(const mccl_comm *comm, int *rank)
 {
     if (!comm || !rank)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_comm_rank: %s is NULL", comm ? "rank" : "comm");
+        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_comm_rank: %s is NULL",
+                         comm ? "rank" : "comm");
     *rank = comm->rank;
     return MCCL_OK;
 }
@@ -317,7 +338,8 @@ mccl_result mccl_comm_rank(const mccl_comm *comm, int *rank)
 mccl_result mccl_comm_count(const mccl_comm *comm, int *n_ranks)
 {
     if (!comm || !n_ranks)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_comm_count: %s is NULL", comm ? "n_ranks" : "comm");
+        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_comm_count: %s is NULL",
+                         comm ? "n_ranks" : "comm");
     *n_ranks = comm->n_ranks;
     return MCCL_OK;
 }
@@ -325,8 +347,11 @@ mccl_result mccl_comm_count(const mccl_comm *comm, int *n_ranks)
 mccl_result mccl_comm_get_stats(mccl_comm *comm, mccl_stats *stats)
 {
     if (!comm || !stats || stats->size != sizeof *stats)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_comm_get_stats: comm or stats is NULL, or stats->size is not %zu", sizeof *stats);
-    TRY(comm->fork_generation == os_fork_generation() ? MCCL_OK : comm_check(comm, "mccl_comm_get_stats"));
+        return error_set(MCCL_ERR_INVALID_ARGUMENT,
+                         "mccl_comm_get_stats: comm or stats is NULL, or stats->size is not %zu",
+                         sizeof *stats);
+    TRY(comm->fork_generation == os_fork_generation() ? MCCL_OK
+                                                      : comm_check(comm, "mccl_comm_get_stats"));
     stats->operations = atomic_load(&comm->engine.operations_done);
     stats->errors = atomic_load(&comm->engine.errors);
     stats->bytes_sent = atomic_load(&comm->engine.bytes_sent);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * See bootstrap.h. The server side runs in the process that made the id, the client side in every rank, the maker's
- * own included: it dials itself like the others.
+ * See bootstrap.h. The server side runs in the process that made the id, the client side in every
+ * rank, the maker's own included: it dials itself like the others.
  */
 #include "comm/bootstrap.h"
 
@@ -13,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STATUS_EVERY_NS OS_SEC       /* how often waiting ranks hear who is missing */
-#define LOG_WAITING_NS (5 * OS_SEC)  /* and from when on the log says so */
+#define STATUS_EVERY_NS OS_SEC      /* how often waiting ranks hear who is missing */
+#define LOG_WAITING_NS (5 * OS_SEC) /* and from when on the log says so */
 
 struct session {
     struct session *next; /* endpoint's list */
@@ -29,7 +29,8 @@ struct session {
 };
 
 /* Settings that change which messages a rank sends: all ranks must have the same. */
-static const char *const agreed_settings[4] = {"chunk_bytes", "small_msg_threshold", "allreduce_algo", "ring_algo"};
+static const char *const agreed_settings[4] = {"chunk_bytes", "small_msg_threshold",
+                                               "allreduce_algo", "ring_algo"};
 
 void bootstrap_member(const struct mccl_comm *comm, struct wire_member *member)
 {
@@ -60,7 +61,8 @@ static void format_agreed(int index, int64_t value, char *text, size_t size)
         config_format(&settings, row, text, size);
 }
 
-bool bootstrap_disagree(const struct wire_member *a, const struct wire_member *b, char *text, size_t size)
+bool bootstrap_disagree(const struct wire_member *a, const struct wire_member *b, char *text,
+                        size_t size)
 {
     for (int i = 0; i < 4; i++) {
         if (a->agreed[i] == b->agreed[i])
@@ -71,7 +73,8 @@ bool bootstrap_disagree(const struct wire_member *a, const struct wire_member *b
             config_find(agreed_settings[i], &row) == MCCL_OK ? config_row(row) : NULL;
         format_agreed(i, a->agreed[i], mine, sizeof mine);
         format_agreed(i, b->agreed[i], theirs, sizeof theirs);
-        snprintf(text, size, "settings differ: %s=%s on rank %u, %s on rank %u; give all ranks the same",
+        snprintf(text, size,
+                 "settings differ: %s=%s on rank %u, %s on rank %u; give all ranks the same",
                  info ? info->variable : agreed_settings[i], mine, a->rank, theirs, b->rank);
         return true;
     }
@@ -114,20 +117,30 @@ mccl_result bootstrap_make_id(struct endpoint *endpoint, const char *auth_key, s
 mccl_result bootstrap_check_id(const struct unique_id *id)
 {
     if (id->magic != WIRE_HELLO_MAGIC)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "these bytes are no unique id; pass what mccl_get_unique_id made, unchanged");
+        return error_set(
+            MCCL_ERR_INVALID_ARGUMENT,
+            "these bytes are no unique id; pass what mccl_get_unique_id made, unchanged");
     if (id->version != UNIQUE_ID_VERSION)
         return error_set(MCCL_ERR_INVALID_ARGUMENT,
-                         "the unique id has version %u, this library knows %d; install the same MCCL on all hosts", id->version,
-                         UNIQUE_ID_VERSION);
+                         "the unique id has version %u, this library knows %d; install the same "
+                         "MCCL on all hosts",
+                         id->version, UNIQUE_ID_VERSION);
     if (id->n_addresses > WIRE_MEMBER_ADDRESSES)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "the unique id is damaged: %u addresses", id->n_addresses);
+        return error_set(MCCL_ERR_INVALID_ARGUMENT, "the unique id is damaged: %u addresses",
+                         id->n_addresses);
     return MCCL_OK;
 }
 
 /* ---- server ---- */
 
-struct session *bootstrap_next(const struct session *session) { return session->next; }
-const uint8_t *bootstrap_key(const struct session *session) { return session->key; }
+struct session *bootstrap_next(const struct session *session)
+{
+    return session->next;
+}
+const uint8_t *bootstrap_key(const struct session *session)
+{
+    return session->key;
+}
 
 struct session *bootstrap_find(struct endpoint *endpoint, const uint8_t comm_id[16])
 {
@@ -145,7 +158,8 @@ void bootstrap_on_client(struct session *session, struct conn *conn)
 
 static void refuse(struct conn *conn, mccl_result result, const char *text)
 {
-    const struct wire_frame frame = {.type = FRAME_REFUSE, .kind = (uint8_t)result, .length = strlen(text)};
+    const struct wire_frame frame = {
+        .type = FRAME_REFUSE, .kind = (uint8_t)result, .length = strlen(text)};
     conn_send_frame(conn, &frame, text);
 }
 
@@ -159,8 +173,8 @@ static void refuse_all(struct session *session, mccl_result result, const char *
 
 static void send_table(struct session *session)
 {
-    const struct wire_frame frame = {.type = FRAME_TABLE,
-                                     .length = (uint64_t)session->n_ranks * sizeof *session->members};
+    const struct wire_frame frame = {
+        .type = FRAME_TABLE, .length = (uint64_t)session->n_ranks * sizeof *session->members};
     for (int rank = 0; rank < session->n_ranks; rank++)
         conn_send_frame(session->clients[rank], &frame, session->members);
     session->finished = true;
@@ -174,13 +188,16 @@ static bool admit(struct session *session, struct conn *conn, const struct wire_
         session->members = calloc(member->n_ranks, sizeof *session->members);
         session->clients = calloc(member->n_ranks, sizeof *session->clients);
         if (!session->members || !session->clients) {
-            refuse(conn, MCCL_ERR_NO_MEMORY, "the maker of the id has no memory for the group's table");
+            refuse(conn, MCCL_ERR_NO_MEMORY,
+                   "the maker of the id has no memory for the group's table");
             return false;
         }
         session->n_ranks = (int)member->n_ranks;
     }
     if (member->n_ranks != (uint32_t)session->n_ranks) {
-        snprintf(text, sizeof text, "rank %u (%.31s:%u) says that the group has %u ranks, others say %d; check the world size",
+        snprintf(text, sizeof text,
+                 "rank %u (%.31s:%u) says that the group has %u ranks, others say %d; check the "
+                 "world size",
                  member->rank, member->host_name, member->pid, member->n_ranks, session->n_ranks);
         refuse(conn, MCCL_ERR_MISMATCH, text);
         refuse_all(session, MCCL_ERR_MISMATCH, text);
@@ -192,14 +209,16 @@ static bool admit(struct session *session, struct conn *conn, const struct wire_
     }
     const struct wire_member *there = &session->members[member->rank];
     if (session->clients[member->rank]) {
-        snprintf(text, sizeof text, "rank %u is there twice: %.31s:%u and %.31s:%u; give every process its own rank", member->rank,
-                 there->host_name, there->pid, member->host_name, member->pid);
+        snprintf(text, sizeof text,
+                 "rank %u is there twice: %.31s:%u and %.31s:%u; give every process its own rank",
+                 member->rank, there->host_name, there->pid, member->host_name, member->pid);
         refuse(conn, MCCL_ERR_MISMATCH, text);
         refuse_all(session, MCCL_ERR_MISMATCH, text);
         return false;
     }
     for (int rank = 0; rank < session->n_ranks; rank++)
-        if (session->clients[rank] && bootstrap_disagree(&session->members[rank], member, text, sizeof text)) {
+        if (session->clients[rank] &&
+            bootstrap_disagree(&session->members[rank], member, text, sizeof text)) {
             refuse(conn, MCCL_ERR_MISMATCH, text);
             refuse_all(session, MCCL_ERR_MISMATCH, text);
             return false;
@@ -207,11 +226,12 @@ static bool admit(struct session *session, struct conn *conn, const struct wire_
     return true;
 }
 
-void bootstrap_on_client_frame(struct session *session, struct conn *conn, const struct wire_frame *frame,
-                               const void *payload)
+void bootstrap_on_client_frame(struct session *session, struct conn *conn,
+                               const struct wire_frame *frame, const void *payload)
 {
     struct wire_member member;
-    if (frame->type != FRAME_CHECK_IN || frame->length != sizeof member || conn->peer >= 0 || session->finished) {
+    if (frame->type != FRAME_CHECK_IN || frame->length != sizeof member || conn->peer >= 0 ||
+        session->finished) {
         conn->session = NULL;
         conn_kill(conn, "unexpected frame");
         return;
@@ -268,7 +288,8 @@ int64_t bootstrap_on_time(struct session *session, int64_t now_ns)
             conn_send_frame(session->clients[rank], &frame, missing);
     if (session->logged_ns == 0 && now_ns - session->started_ns >= LOG_WAITING_NS) {
         session->logged_ns = now_ns;
-        log_warn("%d of %d ranks have checked in; waiting for rank(s) %s", session->n_present, session->n_ranks, missing);
+        log_warn("%d of %d ranks have checked in; waiting for rank(s) %s", session->n_present,
+                 session->n_ranks, missing);
     }
     session->status_due_ns = now_ns + STATUS_EVERY_NS;
     return session->status_due_ns;
@@ -278,7 +299,8 @@ void bootstrap_forget(struct endpoint *endpoint, const uint8_t comm_id[16])
 {
     struct session *session = bootstrap_find(endpoint, comm_id);
     if (session)
-        refuse_all(session, MCCL_ERR_PEER_LOST, "the process that made the unique id gave the group up");
+        refuse_all(session, MCCL_ERR_PEER_LOST,
+                   "the process that made the unique id gave the group up");
     endpoint_wake(endpoint);
 }
 
@@ -322,11 +344,12 @@ void bootstrap_check_in(struct mccl_comm *comm, struct conn *conn)
     conn_send_frame(conn, &frame, &member);
 }
 
-void bootstrap_on_server_frame(struct mccl_comm *comm, struct conn *conn, const struct wire_frame *frame,
-                               const void *payload)
+void bootstrap_on_server_frame(struct mccl_comm *comm, struct conn *conn,
+                               const struct wire_frame *frame, const void *payload)
 {
     char text[WIRE_CONTROL_MAX + 1];
-    const size_t length = frame->length < WIRE_CONTROL_MAX ? (size_t)frame->length : WIRE_CONTROL_MAX;
+    const size_t length =
+        frame->length < WIRE_CONTROL_MAX ? (size_t)frame->length : WIRE_CONTROL_MAX;
     memcpy(text, payload, length);
     text[length] = '\0';
     if (frame->type == FRAME_STATUS) {
@@ -337,8 +360,10 @@ void bootstrap_on_server_frame(struct mccl_comm *comm, struct conn *conn, const 
     conn_kill(conn, "bootstrap is over");
     if (frame->type == FRAME_REFUSE)
         comm_fail_locked(comm, false, (mccl_result)frame->kind, -1, "%.500s", text);
-    else if (frame->type != FRAME_TABLE || frame->length != (uint64_t)comm->n_ranks * sizeof(struct wire_member))
-        comm_fail_locked(comm, false, MCCL_ERR_INTERNAL, -1, "the maker of the id sent an unexpected frame");
+    else if (frame->type != FRAME_TABLE ||
+             frame->length != (uint64_t)comm->n_ranks * sizeof(struct wire_member))
+        comm_fail_locked(comm, false, MCCL_ERR_INTERNAL, -1,
+                         "the maker of the id sent an unexpected frame");
     else
         comm_start_mesh(comm, payload);
 }
@@ -348,6 +373,7 @@ void bootstrap_on_server_end(struct mccl_comm *comm, struct conn *conn, const ch
     if (comm->bootstrap != conn)
         return;
     comm->bootstrap = NULL;
-    comm_fail_locked(comm, false, MCCL_ERR_CONNECT, -1,
-                     "the process that made the unique id ended the check-in (%s): it died or gave up", why);
+    comm_fail_locked(
+        comm, false, MCCL_ERR_CONNECT, -1,
+        "the process that made the unique id ended the check-in (%s): it died or gave up", why);
 }

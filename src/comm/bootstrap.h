@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Unique ids and the meeting they stand for. The process that made an id keeps a session for it: every rank checks
- * in there with its addresses, and once all have, each gets the table of all. Under the endpoint's lock, but for
- * bootstrap_make_id.
+ * Unique ids and the meeting they stand for. The process that made an id keeps a session for it:
+ * every rank checks in there with its addresses, and once all have, each gets the table of all.
+ * Under the endpoint's lock, but for bootstrap_make_id.
  */
 #ifndef MCCL_COMM_BOOTSTRAP_H
 #define MCCL_COMM_BOOTSTRAP_H
@@ -24,8 +24,10 @@ struct unique_id {
 };
 static_assert(sizeof(struct unique_id) == 512, "layout");
 
-/* Fills a new id and opens its session. Takes the endpoint's lock; the session is one of the endpoint's users. */
-mccl_result bootstrap_make_id(struct endpoint *endpoint, const char *auth_key, struct unique_id *id);
+/* Fills a new id and opens its session. Takes the endpoint's lock; the session is one of the
+ * endpoint's users. */
+mccl_result bootstrap_make_id(struct endpoint *endpoint, const char *auth_key,
+                              struct unique_id *id);
 /* MCCL_ERR_INVALID_ARGUMENT if these are not the bytes of an id that this version understands. */
 mccl_result bootstrap_check_id(const struct unique_id *id);
 
@@ -33,8 +35,8 @@ mccl_result bootstrap_check_id(const struct unique_id *id);
 struct session *bootstrap_find(struct endpoint *endpoint, const uint8_t comm_id[16]);
 const uint8_t *bootstrap_key(const struct session *session);
 void bootstrap_on_client(struct session *session, struct conn *conn);
-void bootstrap_on_client_frame(struct session *session, struct conn *conn, const struct wire_frame *frame,
-                               const void *payload);
+void bootstrap_on_client_frame(struct session *session, struct conn *conn,
+                               const struct wire_frame *frame, const void *payload);
 void bootstrap_on_client_end(struct session *session, struct conn *conn);
 struct session *bootstrap_next(const struct session *session);
 /* Status lines, end of life. Returns when it wants to be called again. */
@@ -47,12 +49,13 @@ void bootstrap_sweep(struct endpoint *endpoint, bool all);
 /* ---- client ---- */
 /* The connection to the maker is through: check in. */
 void bootstrap_check_in(struct mccl_comm *comm, struct conn *conn);
-void bootstrap_on_server_frame(struct mccl_comm *comm, struct conn *conn, const struct wire_frame *frame,
-                               const void *payload);
+void bootstrap_on_server_frame(struct mccl_comm *comm, struct conn *conn,
+                               const struct wire_frame *frame, const void *payload);
 void bootstrap_on_server_end(struct mccl_comm *comm, struct conn *conn, const char *why);
 /* This rank's own entry. */
 void bootstrap_member(const struct mccl_comm *comm, struct wire_member *member);
 /* First setting in which two members differ but must not: its text for the error, or NULL. */
-bool bootstrap_disagree(const struct wire_member *a, const struct wire_member *b, char *text, size_t size);
+bool bootstrap_disagree(const struct wire_member *a, const struct wire_member *b, char *text,
+                        size_t size);
 
 #endif

@@ -24,7 +24,10 @@ static void comm_free(struct mccl_comm *comm)
     free(comm);
 }
 
-void comm_acquire(struct mccl_comm *comm) { atomic_fetch_add(&comm->refs, 1); }
+void comm_acquire(struct mccl_comm *comm)
+{
+    atomic_fetch_add(&comm->refs, 1);
+}
 
 void comm_release(struct mccl_comm *comm)
 {
@@ -39,20 +42,23 @@ static mccl_result fill(struct mccl_comm *comm, const mccl_config *config)
     comm->operation_ms = comm->timeout_ms;
     comm->warn_ms = comm->settings.watchdog_timeout_ms;
     /* A watchdog value that the user chose ends operations; the default only reports. */
-    if (config_is_explicit(&comm->settings, "watchdog_timeout_ms") && comm->warn_ms < comm->operation_ms)
+    if (config_is_explicit(&comm->settings, "watchdog_timeout_ms") &&
+        comm->warn_ms < comm->operation_ms)
         comm->operation_ms = comm->warn_ms;
     snprintf(comm->name, sizeof comm->name, "%s", config && config->name ? config->name : "");
     if (comm->name[0] == '\0')
-        snprintf(comm->name, sizeof comm->name, "%02x%02x%02x%02x", comm->id[0], comm->id[1], comm->id[2], comm->id[3]);
+        snprintf(comm->name, sizeof comm->name, "%02x%02x%02x%02x", comm->id[0], comm->id[1],
+                 comm->id[2], comm->id[3]);
     handshake_derive_key(comm->secret, comm->id, comm->settings.auth_key, comm->key);
     comm->peers = calloc((size_t)comm->n_ranks, sizeof *comm->peers);
     if (!comm->peers)
-        return error_set(MCCL_ERR_NO_MEMORY, "no memory for a communicator of %d ranks", comm->n_ranks);
+        return error_set(MCCL_ERR_NO_MEMORY, "no memory for a communicator of %d ranks",
+                         comm->n_ranks);
     return engine_init(comm);
 }
 
-mccl_result comm_create(int n_ranks, int rank, const uint8_t id[16], const uint8_t secret[32], uint64_t generation,
-                        const mccl_config *config, struct mccl_comm **created)
+mccl_result comm_create(int n_ranks, int rank, const uint8_t id[16], const uint8_t secret[32],
+                        uint64_t generation, const mccl_config *config, struct mccl_comm **created)
 {
     os_fork_init();
     struct mccl_comm *comm = calloc(1, sizeof *comm);
@@ -106,7 +112,8 @@ void comm_destroy(struct mccl_comm *comm)
 {
     struct endpoint *endpoint = comm->endpoint;
     if (comm->fork_generation != os_fork_generation())
-        return; /* the parent's: its locks may be held for ever here, its sockets are closed already */
+        return; /* the parent's: its locks may be held for ever here, its sockets are closed already
+                 */
     const bool was_ready = atomic_load(&comm->phase) == COMM_READY;
     if (was_ready)
         engine_finish(comm, 2 * OS_SEC);
@@ -114,7 +121,8 @@ void comm_destroy(struct mccl_comm *comm)
     if (atomic_load(&comm->phase) == COMM_READY)
         control_send_goodbyes(comm);
     comm->closing = true;
-    comm_fail_locked(comm, !was_ready, MCCL_ERR_ABORTED, comm->rank, "rank %d destroyed its communicator", comm->rank);
+    comm_fail_locked(comm, !was_ready, MCCL_ERR_ABORTED, comm->rank,
+                     "rank %d destroyed its communicator", comm->rank);
     endpoint_unlock(endpoint);
     engine_stop_thread(comm);
     engine_quiesce(comm);
@@ -140,16 +148,20 @@ mccl_result comm_check(struct mccl_comm *comm, const char *what)
         return error_set(MCCL_ERR_INVALID_ARGUMENT, "%s: comm is NULL", what);
     if (comm->fork_generation != os_fork_generation())
         return error_set(MCCL_ERR_INVALID_USAGE,
-                         "%s: communicator '%s' belongs to the parent process; after a fork the child must make one of "
+                         "%s: communicator '%s' belongs to the parent process; after a fork the "
+                         "child must make one of "
                          "its own",
                          what, comm->name);
     if (atomic_load(&comm->failed)) {
         comm_cause(comm);
-        return error_set(comm->cause.result, "%s on rank %d of %d: group '%s' has failed: %s; destroy it and make a new one", what,
-                         comm->rank, comm->n_ranks, comm->name, comm->cause.text);
+        return error_set(
+            comm->cause.result,
+            "%s on rank %d of %d: group '%s' has failed: %s; destroy it and make a new one", what,
+            comm->rank, comm->n_ranks, comm->name, comm->cause.text);
     }
     if (atomic_load(&comm->phase) != COMM_READY)
-        return error_set(MCCL_ERR_INVALID_USAGE, "%s: communicator '%s' is not ready; call mccl_comm_wait_ready first",
+        return error_set(MCCL_ERR_INVALID_USAGE,
+                         "%s: communicator '%s' is not ready; call mccl_comm_wait_ready first",
                          what, comm->name);
     return MCCL_OK;
 }
@@ -157,7 +169,8 @@ mccl_result comm_check(struct mccl_comm *comm, const char *what)
 /* ---- failure ---- */
 
 /* True for the first one. */
-static bool record(struct mccl_comm *comm, mccl_result result, int rank, const char *format, va_list arguments)
+static bool record(struct mccl_comm *comm, mccl_result result, int rank, const char *format,
+                   va_list arguments)
 {
     pthread_mutex_lock(&comm->cause_lock);
     const bool first = comm->cause.result == MCCL_OK;
@@ -170,16 +183,19 @@ static bool record(struct mccl_comm *comm, mccl_result result, int rank, const c
     return first;
 }
 
-/* Endpoint's lock held: the abort leaves before anybody here sees the failure and, perhaps, exits. */
+/* Endpoint's lock held: the abort leaves before anybody here sees the failure and, perhaps,
+ * exits. */
 static void spread(struct mccl_comm *comm, bool tell)
 {
     if (tell)
         control_send_aborts(comm);
-    atomic_store(&comm->failed, true); /* publishes the cause; pairs with the loads in check and progress */
+    atomic_store(&comm->failed,
+                 true); /* publishes the cause; pairs with the loads in check and progress */
     atomic_store(&comm->phase, COMM_FAILED);
     os_wake_all(&comm->phase);
     engine_wake(comm);
-    log_info("rank %d of %d, group '%s': %s", comm->rank, comm->n_ranks, comm->name, comm->cause.text);
+    log_info("rank %d of %d, group '%s': %s", comm->rank, comm->n_ranks, comm->name,
+             comm->cause.text);
 }
 
 void comm_fail(struct mccl_comm *comm, mccl_result result, int rank, const char *format, ...)
@@ -195,7 +211,8 @@ void comm_fail(struct mccl_comm *comm, mccl_result result, int rank, const char 
     endpoint_unlock(comm->endpoint);
 }
 
-void comm_fail_locked(struct mccl_comm *comm, bool tell, mccl_result result, int rank, const char *format, ...)
+void comm_fail_locked(struct mccl_comm *comm, bool tell, mccl_result result, int rank,
+                      const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -213,7 +230,8 @@ void comm_mismatch(struct mccl_comm *comm, int peer, uint32_t seq, const struct 
         signature_format(own, here, sizeof here);
     signature_format(theirs, there, sizeof there);
     comm_fail(comm, MCCL_ERR_MISMATCH, peer,
-              "ranks disagree in operation seq %u: rank %d calls %s, rank %d calls %s; every rank must make the same calls "
+              "ranks disagree in operation seq %u: rank %d calls %s, rank %d calls %s; every rank "
+              "must make the same calls "
               "in the same order",
               seq, comm->rank, here, peer, there);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * From "checked in" to "ready": dialling the full mesh, taking over connections, and what has to happen from time to
- * time (deadlines, heartbeats, silence). Service thread, endpoint's lock held.
+ * From "checked in" to "ready": dialling the full mesh, taking over connections, and what has to
+ * happen from time to time (deadlines, heartbeats, silence). Service thread, endpoint's lock held.
  */
 #include "base/log.h"
 #include "comm/bootstrap.h"
@@ -12,7 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SILENT_INTERVALS 6 /* heartbeats missed before a rank counts as lost: one or two may be late on a busy host */
+#define SILENT_INTERVALS \
+    6 /* heartbeats missed before a rank counts as lost: one or two may be late on a busy host */
 
 static void become_ready(struct mccl_comm *comm)
 {
@@ -36,7 +37,8 @@ void comm_start_mesh(struct mccl_comm *comm, const struct wire_member *table)
         to->member.host_name[sizeof to->member.host_name - 1] = '\0';
         if (to->member.n_addresses > WIRE_MEMBER_ADDRESSES)
             to->member.n_addresses = WIRE_MEMBER_ADDRESSES;
-        to->same_host = memcmp(to->member.host_id, comm->endpoint->host_id, sizeof to->member.host_id) == 0;
+        to->same_host =
+            memcmp(to->member.host_id, comm->endpoint->host_id, sizeof to->member.host_id) == 0;
         comm->ranks_on_host += peer != comm->rank && to->same_host;
     }
     comm->deadline_ns = deadline_ns;
@@ -51,9 +53,10 @@ void comm_start_mesh(struct mccl_comm *comm, const struct wire_member *table)
     for (int peer = 0; peer < comm->rank; peer++) {
         const struct peer *to = &comm->peers[peer];
         for (int purpose = PURPOSE_CONTROL; purpose <= PURPOSE_DATA; purpose++)
-            if (dial_start(comm, peer, (enum wire_purpose)purpose, 0, to->member.addresses, (int)to->member.n_addresses,
-                           to->same_host, deadline_ns) != MCCL_OK) {
-                comm_fail_locked(comm, true, MCCL_ERR_CONNECT, peer, "rank %d cannot dial rank %d: %s", comm->rank, peer, error_text());
+            if (dial_start(comm, peer, (enum wire_purpose)purpose, 0, to->member.addresses,
+                           (int)to->member.n_addresses, to->same_host, deadline_ns) != MCCL_OK) {
+                comm_fail_locked(comm, true, MCCL_ERR_CONNECT, peer,
+                                 "rank %d cannot dial rank %d: %s", comm->rank, peer, error_text());
                 return;
             }
     }
@@ -72,13 +75,14 @@ static void take_socket(struct mccl_comm *comm, struct conn *conn, bool p2p)
     char where[64];
     os_address_format(&conn->address, where, sizeof where);
     const int fd = conn_detach(conn);
-    if (link_tcp_create(fd, NULL, 0, &link) != MCCL_OK || engine_add_link(comm, peer, link, p2p) != MCCL_OK) {
+    if (link_tcp_create(fd, NULL, 0, &link) != MCCL_OK ||
+        engine_add_link(comm, peer, link, p2p) != MCCL_OK) {
         comm_fail_locked(comm, true, MCCL_ERR_NO_MEMORY, comm->rank, "%s", error_text());
         return;
     }
     os_socket_keepalive(fd, 30);
-    log_info("rank %d of %d, group '%s': %s link to rank %d by %s", comm->rank, comm->n_ranks, comm->name,
-             p2p ? "point-to-point" : "data", peer, where);
+    log_info("rank %d of %d, group '%s': %s link to rank %d by %s", comm->rank, comm->n_ranks,
+             comm->name, p2p ? "point-to-point" : "data", peer, where);
     if (p2p)
         return;
     const bool repeated = comm->peers[peer].have_data;
@@ -125,14 +129,18 @@ void comm_on_dial_failed(struct mccl_comm *comm, const struct dial *dial)
     const double waited_s = (double)(os_now_ns() - comm->started_ns) / 1e9;
     if (dial->purpose == PURPOSE_BOOTSTRAP)
         comm_fail_locked(comm, false, MCCL_ERR_CONNECT, -1,
-                         "rank %d of group '%s' could not reach the process that made the unique id in %.1f s: %s; is it still running, and "
+                         "rank %d of group '%s' could not reach the process that made the unique "
+                         "id in %.1f s: %s; is it still running, and "
                          "is its port open (MCCL_PORT_BASE, MCCL_IFNAME, firewall)?",
                          comm->rank, comm->name, waited_s, dial->last_error);
     else
         comm_fail_locked(comm, true, MCCL_ERR_CONNECT, dial->peer,
-                         "rank %d of group '%s' could not connect to rank %d (%s:%u) within MCCL_CONNECT_TIMEOUT_MS=%lld: %s; is its port "
+                         "rank %d of group '%s' could not connect to rank %d (%s:%u) within "
+                         "MCCL_CONNECT_TIMEOUT_MS=%lld: %s; is its port "
                          "open (MCCL_PORT_BASE, MCCL_IFNAME, firewall)?",
-                         comm->rank, comm->name, dial->peer, comm->peers[dial->peer].member.host_name, comm->peers[dial->peer].member.pid,
+                         comm->rank, comm->name, dial->peer,
+                         comm->peers[dial->peer].member.host_name,
+                         comm->peers[dial->peer].member.pid,
                          (long long)comm->settings.connect_timeout_ms, dial->last_error);
 }
 
@@ -142,21 +150,27 @@ static void initialisation_timed_out(struct mccl_comm *comm, int64_t now_ns)
     if (atomic_load(&comm->phase) == COMM_CHECKING_IN) {
         if (comm->checked_in)
             comm_fail_locked(comm, false, MCCL_ERR_TIMEOUT, -1,
-                             "rank %d of group '%s' waited %.1f s for rank(s) %s to check in; were they started, with the right rank and id?",
-                             comm->rank, comm->name, waited_s, comm->missing[0] ? comm->missing : "(unknown)");
+                             "rank %d of group '%s' waited %.1f s for rank(s) %s to check in; were "
+                             "they started, with the right rank and id?",
+                             comm->rank, comm->name, waited_s,
+                             comm->missing[0] ? comm->missing : "(unknown)");
         else
             comm_fail_locked(comm, false, MCCL_ERR_TIMEOUT, -1,
-                             "rank %d of group '%s' waited %.1f s to check in with the process that made the unique id, which does not answer",
+                             "rank %d of group '%s' waited %.1f s to check in with the process "
+                             "that made the unique id, which does not answer",
                              comm->rank, comm->name, waited_s);
         return;
     }
     char ranks[128] = "";
     size_t used = 0;
     for (int peer = 0; peer < comm->n_ranks; peer++)
-        if (peer != comm->rank && (!comm->peers[peer].control || !comm->peers[peer].have_data) && used < sizeof ranks)
-            used += (size_t)snprintf(ranks + used, sizeof ranks - used, "%s%d", used ? ", " : "", peer);
+        if (peer != comm->rank && (!comm->peers[peer].control || !comm->peers[peer].have_data) &&
+            used < sizeof ranks)
+            used +=
+                (size_t)snprintf(ranks + used, sizeof ranks - used, "%s%d", used ? ", " : "", peer);
     comm_fail_locked(comm, true, MCCL_ERR_TIMEOUT, -1,
-                     "rank %d of group '%s' has no connection with rank(s) %s after MCCL_CONNECT_TIMEOUT_MS=%lld; do they still run, and are their ports open?",
+                     "rank %d of group '%s' has no connection with rank(s) %s after "
+                     "MCCL_CONNECT_TIMEOUT_MS=%lld; do they still run, and are their ports open?",
                      comm->rank, comm->name, ranks, (long long)comm->settings.connect_timeout_ms);
 }
 
@@ -166,7 +180,8 @@ static int64_t check_silence(struct mccl_comm *comm, int64_t now_ns)
     if (interval_ns == 0)
         return INT64_MAX;
     if (now_ns >= comm->heartbeat_due_ns) {
-        /* Who was stopped itself (suspended laptop, debugger) must first listen before it calls others silent. */
+        /* Who was stopped itself (suspended laptop, debugger) must first listen before it calls
+         * others silent. */
         const bool slept = now_ns >= comm->heartbeat_due_ns + SILENT_INTERVALS * interval_ns / 2;
         control_send_heartbeats(comm);
         comm->heartbeat_due_ns = now_ns + interval_ns;
@@ -174,13 +189,16 @@ static int64_t check_silence(struct mccl_comm *comm, int64_t now_ns)
             struct peer *from = &comm->peers[peer];
             if (slept)
                 from->heard_ns = now_ns;
-            if (!from->control || from->goodbye || now_ns - from->heard_ns < SILENT_INTERVALS * interval_ns)
+            if (!from->control || from->goodbye ||
+                now_ns - from->heard_ns < SILENT_INTERVALS * interval_ns)
                 continue;
             comm_fail_locked(comm, true, MCCL_ERR_PEER_LOST, peer,
-                             "rank %d (%s:%u) is lost: silent for %.1f s, %d heartbeats (MCCL_HEARTBEAT_INTERVAL_MS=%lld); "
+                             "rank %d (%s:%u) is lost: silent for %.1f s, %d heartbeats "
+                             "(MCCL_HEARTBEAT_INTERVAL_MS=%lld); "
                              "its process is stopped, its host is down or the network is cut",
-                             peer, from->member.host_name, from->member.pid, (double)(now_ns - from->heard_ns) / 1e9,
-                             SILENT_INTERVALS, (long long)comm->settings.heartbeat_interval_ms);
+                             peer, from->member.host_name, from->member.pid,
+                             (double)(now_ns - from->heard_ns) / 1e9, SILENT_INTERVALS,
+                             (long long)comm->settings.heartbeat_interval_ms);
             return INT64_MAX;
         }
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * See conn.h. A small state machine: each state knows how many bytes it needs and reads exactly those, so nothing of
- * the next protocol is ever swallowed.
+ * See conn.h. A small state machine: each state knows how many bytes it needs and reads exactly
+ * those, so nothing of the next protocol is ever swallowed.
  */
 #include "comm/conn.h"
 
@@ -18,10 +18,11 @@
 #include <sys/uio.h>
 
 #define HANDSHAKE_NS (5 * OS_SEC) /* a stranger may hold a place for so long */
-#define IN_BYTES 2048             /* control and server-side frames; bootstrap clients grow for the table */
-#define OUT_MAX (1u << 20)        /* a control link that does not take this much is dead */
+#define IN_BYTES 2048 /* control and server-side frames; bootstrap clients grow for the table */
+#define OUT_MAX (1u << 20) /* a control link that does not take this much is dead */
 
-static struct conn *conn_create(struct endpoint *endpoint, int fd, enum conn_state state, unsigned events)
+static struct conn *conn_create(struct endpoint *endpoint, int fd, enum conn_state state,
+                                unsigned events)
 {
     struct conn *conn = calloc(1, sizeof *conn);
     if (!conn || os_poller_add(endpoint->poller, fd, events, conn) != MCCL_OK) {
@@ -51,8 +52,9 @@ struct conn *conn_accept(struct endpoint *endpoint, int fd, const struct sockadd
     return conn;
 }
 
-struct conn *conn_dial(struct endpoint *endpoint, struct dial *dial, const struct sockaddr_storage *to,
-                       socklen_t to_size, const struct os_address *from)
+struct conn *conn_dial(struct endpoint *endpoint, struct dial *dial,
+                       const struct sockaddr_storage *to, socklen_t to_size,
+                       const struct os_address *from)
 {
     const int fd = os_socket_stream(to->ss_family);
     if (fd < 0) {
@@ -69,7 +71,8 @@ struct conn *conn_dial(struct endpoint *endpoint, struct dial *dial, const struc
             return NULL;
         }
     }
-    if (connect(fd, (const struct sockaddr *)to, to_size) != 0 && errno != EINPROGRESS && errno != EINTR) {
+    if (connect(fd, (const struct sockaddr *)to, to_size) != 0 && errno != EINPROGRESS &&
+        errno != EINTR) {
         error_set(MCCL_ERR_CONNECT, "%s", strerror(errno));
         os_fd_close(fd);
         return NULL;
@@ -153,7 +156,10 @@ static void conn_fail(struct conn *conn, const char *why, bool refused)
 /* Small writes of the handshake: a fresh socket always has room for them. */
 static bool write_all(struct conn *conn, const void *data, size_t size)
 {
-    union { const void *in; void *out; } cast = {.in = data};
+    union {
+        const void *in;
+        void *out;
+    } cast = {.in = data};
     const struct iovec iov = {cast.out, size};
     if (os_socket_send(conn->fd, &iov, 1) == (ptrdiff_t)size)
         return true;
@@ -170,7 +176,8 @@ static bool read_up_to(struct conn *conn, size_t need)
         if (got == -1)
             return false;
         if (got <= 0) {
-            conn_fail(conn, got == 0 ? "the other side closed the connection" : strerror(errno), false);
+            conn_fail(conn, got == 0 ? "the other side closed the connection" : strerror(errno),
+                      false);
             return false;
         }
         conn->in_size += (size_t)got;
@@ -237,13 +244,17 @@ static void on_challenge(struct conn *conn)
         conn_fail(conn, "whoever listens there does not speak MCCL", false);
     } else if (challenge->status == STATUS_VERSION) {
         char why[96];
-        snprintf(why, sizeof why, "protocol versions differ: %u here, %u there; install the same MCCL on all hosts",
+        snprintf(why, sizeof why,
+                 "protocol versions differ: %u here, %u there; install the same MCCL on all hosts",
                  WIRE_VERSION, challenge->version);
         conn_fail(conn, why, false);
     } else if (challenge->status != STATUS_OK) {
         conn_fail(conn, "the process there does not (yet) know this group and rank", true);
     } else if (!handshake_check_challenge(conn->key, &conn->hello, challenge)) {
-        conn_fail(conn, "the other side could not prove that it knows the job's secret (MCCL_AUTH_KEY differs?)", false);
+        conn_fail(conn,
+                  "the other side could not prove that it knows the job's secret (MCCL_AUTH_KEY "
+                  "differs?)",
+                  false);
     } else if (!dial_choose(conn->dial, conn)) {
         conn_kill(conn, "another address was faster");
     } else {
@@ -261,9 +272,12 @@ static void on_accept(struct conn *conn)
         return;
     memcpy(&accept, conn->in, sizeof accept);
     if (accept.magic != WIRE_HELLO_MAGIC || accept.status != STATUS_OK) {
-        conn_fail(conn, accept.status == STATUS_AUTH ? "the other side refused our proof of the job's secret (MCCL_AUTH_KEY differs?)"
-                                                     : "the other side is busy",
-                  accept.status == STATUS_BUSY);
+        conn_fail(
+            conn,
+            accept.status == STATUS_AUTH
+                ? "the other side refused our proof of the job's secret (MCCL_AUTH_KEY differs?)"
+                : "the other side is busy",
+            accept.status == STATUS_BUSY);
         return;
     }
     struct dial *dial = conn->dial;
@@ -273,7 +287,8 @@ static void on_accept(struct conn *conn)
     if (conn->hello.purpose == PURPOSE_CONTROL)
         use_frames(conn, IN_BYTES);
     else if (conn->hello.purpose == PURPOSE_BOOTSTRAP)
-        use_frames(conn, sizeof(struct wire_frame) + (size_t)conn->comm->n_ranks * sizeof(struct wire_member) +
+        use_frames(conn, sizeof(struct wire_frame) +
+                             (size_t)conn->comm->n_ranks * sizeof(struct wire_member) +
                              WIRE_CONTROL_MAX);
     if (conn->state == CONN_DEAD)
         return;
@@ -320,8 +335,8 @@ static void on_hello(struct conn *conn)
         key = conn->session ? bootstrap_key(conn->session) : NULL;
     } else {
         conn->comm = endpoint_find_comm(conn->endpoint, hello->comm_id, hello->target_rank);
-        if (conn->comm && hello->rank < (uint32_t)conn->comm->n_ranks && hello->rank != hello->target_rank &&
-            hello->n_ranks == (uint32_t)conn->comm->n_ranks)
+        if (conn->comm && hello->rank < (uint32_t)conn->comm->n_ranks &&
+            hello->rank != hello->target_rank && hello->n_ranks == (uint32_t)conn->comm->n_ranks)
             key = conn->comm->key;
     }
     if (!key) {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * A connection from its first byte to the moment it belongs to its purpose. Handshake in a fixed buffer inside the
- * struct; only when the other side has proved that it holds the key may anything be allocated for it. Control and
- * bootstrap connections stay here and carry frames; data and point-to-point ones give up their socket.
- * Service thread only, or any thread under the endpoint's lock.
+ * A connection from its first byte to the moment it belongs to its purpose. Handshake in a fixed
+ * buffer inside the struct; only when the other side has proved that it holds the key may anything
+ * be allocated for it. Control and bootstrap connections stay here and carry frames; data and
+ * point-to-point ones give up their socket. Service thread only, or any thread under the endpoint's
+ * lock.
  */
 #ifndef MCCL_COMM_CONN_H
 #define MCCL_COMM_CONN_H
@@ -43,18 +44,21 @@ struct conn {
     uint8_t key[HANDSHAKE_KEY_BYTES];
 
     uint8_t fixed[sizeof(struct wire_challenge)]; /* handshake input */
-    uint8_t *in;  /* fixed, or malloc'ed when `state` is CONN_FRAMES */
+    uint8_t *in; /* fixed, or malloc'ed when `state` is CONN_FRAMES */
     size_t in_size, in_cap;
     uint8_t *out; /* malloc'ed; frames that the socket did not take yet */
     size_t out_size, out_cap;
     struct os_address address; /* of the other end, for messages */
 };
 
-/* Wraps an accepted socket (takes it) and waits for a hello. NULL when memory is short; fd is closed then. */
+/* Wraps an accepted socket (takes it) and waits for a hello. NULL when memory is short; fd is
+ * closed then. */
 struct conn *conn_accept(struct endpoint *endpoint, int fd, const struct sockaddr_storage *peer);
-/* Starts connecting for `dial` to `to`; `from` (may be NULL) is bound first. NULL with the error text set. */
-struct conn *conn_dial(struct endpoint *endpoint, struct dial *dial, const struct sockaddr_storage *to,
-                       socklen_t to_size, const struct os_address *from);
+/* Starts connecting for `dial` to `to`; `from` (may be NULL) is bound first. NULL with the error
+ * text set. */
+struct conn *conn_dial(struct endpoint *endpoint, struct dial *dial,
+                       const struct sockaddr_storage *to, socklen_t to_size,
+                       const struct os_address *from);
 
 /* Something happened on the socket (OS_POLL_*). */
 void conn_on_event(struct conn *conn, unsigned events);
@@ -62,7 +66,8 @@ void conn_on_event(struct conn *conn, unsigned events);
 /* Its deadline has passed. */
 void conn_on_time(struct conn *conn);
 
-/* Queues a frame (magic and version are filled in) and writes what it can; payload is copied. False: the connection just died. */
+/* Queues a frame (magic and version are filled in) and writes what it can; payload is copied.
+ * False: the connection just died. */
 bool conn_send_frame(struct conn *conn, const struct wire_frame *frame, const void *payload);
 
 /* Closes the socket and marks the struct for freeing. `why` goes to the dial, if there is one. */

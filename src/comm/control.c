@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What ranks say beside the data: heartbeats, aborts, goodbyes, probes, requests to dial. Under the endpoint's lock;
- * the functions that the data plane calls take it themselves.
+ * What ranks say beside the data: heartbeats, aborts, goodbyes, probes, requests to dial. Under the
+ * endpoint's lock; the functions that the data plane calls take it themselves.
  */
 #include "base/log.h"
 #include "comm/comm.h"
@@ -53,7 +53,8 @@ static struct wire_frame probe_frame(uint32_t seq, const struct signature *signa
                                .count = signature->count};
 }
 
-void control_probe(struct mccl_comm *comm, int peer, uint32_t seq, const struct signature *signature)
+void control_probe(struct mccl_comm *comm, int peer, uint32_t seq,
+                   const struct signature *signature)
 {
     const struct wire_frame frame = probe_frame(seq, signature);
     endpoint_lock(comm->endpoint);
@@ -62,14 +63,15 @@ void control_probe(struct mccl_comm *comm, int peer, uint32_t seq, const struct 
     endpoint_unlock(comm->endpoint);
 }
 
-static void mismatch_locked(struct mccl_comm *comm, int peer, uint32_t seq, const struct signature *own,
-                            const struct signature *theirs)
+static void mismatch_locked(struct mccl_comm *comm, int peer, uint32_t seq,
+                            const struct signature *own, const struct signature *theirs)
 {
     char here[160], there[160];
     signature_format(own, here, sizeof here);
     signature_format(theirs, there, sizeof there);
     comm_fail_locked(comm, true, MCCL_ERR_MISMATCH, peer,
-                     "ranks disagree in operation seq %u: rank %d calls %s, rank %d calls %s; every rank must make the "
+                     "ranks disagree in operation seq %u: rank %d calls %s, rank %d calls %s; "
+                     "every rank must make the "
                      "same calls in the same order",
                      seq, comm->rank, here, peer, there);
 }
@@ -77,7 +79,8 @@ static void mismatch_locked(struct mccl_comm *comm, int peer, uint32_t seq, cons
 /* A peer waits in an operation: do we do the same one? */
 static void on_probe(struct mccl_comm *comm, int peer, const struct wire_frame *frame)
 {
-    const struct signature theirs = {frame->kind, frame->dtype, frame->reduce_op, (uint16_t)frame->aux, frame->count};
+    const struct signature theirs = {frame->kind, frame->dtype, frame->reduce_op,
+                                     (uint16_t)frame->aux, frame->count};
     struct signature own;
     struct peer *from = &comm->peers[peer];
     if (!from->probed)
@@ -111,15 +114,18 @@ void control_check_probes(struct mccl_comm *comm, uint32_t seq, const struct sig
     endpoint_unlock(comm->endpoint);
 }
 
-static void on_abort(struct mccl_comm *comm, int peer, const struct wire_frame *frame, const void *payload)
+static void on_abort(struct mccl_comm *comm, int peer, const struct wire_frame *frame,
+                     const void *payload)
 {
     char text[WIRE_CONTROL_MAX + 1];
-    const size_t length = frame->length < WIRE_CONTROL_MAX ? (size_t)frame->length : WIRE_CONTROL_MAX;
+    const size_t length =
+        frame->length < WIRE_CONTROL_MAX ? (size_t)frame->length : WIRE_CONTROL_MAX;
     memcpy(text, payload, length);
     text[length] = '\0';
     const int culprit = (int)frame->aux - 1;
-    const mccl_result result =
-        frame->kind > MCCL_IN_PROGRESS && frame->kind <= MCCL_ERR_INTERNAL ? (mccl_result)frame->kind : MCCL_ERR_ABORTED;
+    const mccl_result result = frame->kind > MCCL_IN_PROGRESS && frame->kind <= MCCL_ERR_INTERNAL
+                                   ? (mccl_result)frame->kind
+                                   : MCCL_ERR_ABORTED;
     comm_fail_locked(comm, false, result, culprit >= 0 && culprit < comm->n_ranks ? culprit : peer,
                      "%.440s (reported by rank %d)", text, peer);
 }
@@ -127,8 +133,8 @@ static void on_abort(struct mccl_comm *comm, int peer, const struct wire_frame *
 static mccl_result dial_p2p(struct mccl_comm *comm, int peer)
 {
     struct peer *to = &comm->peers[peer];
-    return dial_start(comm, peer, PURPOSE_P2P, 0, to->member.addresses, (int)to->member.n_addresses, to->same_host,
-                      os_now_ns() + comm->settings.connect_timeout_ms * OS_MS);
+    return dial_start(comm, peer, PURPOSE_P2P, 0, to->member.addresses, (int)to->member.n_addresses,
+                      to->same_host, os_now_ns() + comm->settings.connect_timeout_ms * OS_MS);
 }
 
 static void want_p2p_locked(struct mccl_comm *comm, int peer)
@@ -139,7 +145,8 @@ static void want_p2p_locked(struct mccl_comm *comm, int peer)
     to->p2p_wanted = true;
     if (peer < comm->rank) { /* the higher rank dials, so that there is one link, not two */
         if (dial_p2p(comm, peer) != MCCL_OK)
-            comm_fail_locked(comm, true, MCCL_ERR_CONNECT, peer, "rank %d cannot dial rank %d: %s", comm->rank, peer, error_text());
+            comm_fail_locked(comm, true, MCCL_ERR_CONNECT, peer, "rank %d cannot dial rank %d: %s",
+                             comm->rank, peer, error_text());
     } else if (to->control) {
         const struct wire_frame frame = {.type = FRAME_DIAL};
         conn_send_frame(to->control, &frame, NULL);
@@ -153,7 +160,8 @@ void control_want_p2p(struct mccl_comm *comm, int peer)
     endpoint_unlock(comm->endpoint);
 }
 
-void control_on_frame(struct mccl_comm *comm, int peer, const struct wire_frame *frame, const void *payload)
+void control_on_frame(struct mccl_comm *comm, int peer, const struct wire_frame *frame,
+                      const void *payload)
 {
     comm->peers[peer].heard_ns = os_now_ns();
     switch (frame->type) {
@@ -174,7 +182,8 @@ void control_on_frame(struct mccl_comm *comm, int peer, const struct wire_frame 
             want_p2p_locked(comm, peer);
         break;
     default:
-        comm_fail_locked(comm, true, MCCL_ERR_PEER_LOST, peer, "rank %d sent a control frame of unknown type %u", peer, frame->type);
+        comm_fail_locked(comm, true, MCCL_ERR_PEER_LOST, peer,
+                         "rank %d sent a control frame of unknown type %u", peer, frame->type);
         break;
     }
 }
@@ -192,7 +201,8 @@ void control_on_end(struct mccl_comm *comm, int peer, const char *why)
         return;
     }
     comm_fail_locked(comm, true, MCCL_ERR_PEER_LOST, peer,
-                     "rank %d (%s:%u) is lost: %s without a goodbye, so it was killed or crashed; see its log, then restart the group",
+                     "rank %d (%s:%u) is lost: %s without a goodbye, so it was killed or crashed; "
+                     "see its log, then restart the group",
                      peer, from->member.host_name, from->member.pid, why);
 }
 
@@ -204,12 +214,14 @@ void control_link_lost(struct mccl_comm *comm, int peer, const char *why)
         conn_on_event(from->control, OS_POLL_READ);
     if (!atomic_load(&comm->failed) && !comm->closing) {
         if (from->goodbye)
-            comm_fail_locked(comm, true, MCCL_ERR_PEER_LOST, peer,
-                             "rank %d has left the group (it destroyed its communicator) before this operation", peer);
+            comm_fail_locked(
+                comm, true, MCCL_ERR_PEER_LOST, peer,
+                "rank %d has left the group (it destroyed its communicator) before this operation",
+                peer);
         else
             comm_fail_locked(comm, true, MCCL_ERR_PEER_LOST, peer,
-                             "rank %d (%s:%u) is lost: %s; see its log, then restart the group", peer,
-                             from->member.host_name, from->member.pid, why);
+                             "rank %d (%s:%u) is lost: %s; see its log, then restart the group",
+                             peer, from->member.host_name, from->member.pid, why);
     }
     endpoint_unlock(comm->endpoint);
 }

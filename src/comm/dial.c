@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * See dial.h. Preference among a peer's addresses: loopback if it shares our host, then subnets that we share,
- * then wired and Thunderbolt before Wi-Fi before bridges, faster before slower, and the peer's own order.
+ * See dial.h. Preference among a peer's addresses: loopback if it shares our host, then subnets
+ * that we share, then wired and Thunderbolt before Wi-Fi before bridges, faster before slower, and
+ * the peer's own order.
  */
 #include "comm/dial.h"
 
@@ -12,15 +13,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STAGGER_NS (250 * OS_MS)    /* RFC 8305 recommends this pause between attempts at several addresses */
+#define STAGGER_NS \
+    (250 * OS_MS) /* RFC 8305 recommends this pause between attempts at several addresses */
 #define BACKOFF_FIRST_NS (10 * OS_MS)
 #define BACKOFF_MAX_NS (500 * OS_MS)
-#define STALE_NS (2 * OS_SEC)       /* an id whose maker refuses for so long is dead */
+#define STALE_NS (2 * OS_SEC) /* an id whose maker refuses for so long is dead */
 
 static int kind_rank(unsigned kind)
 {
-    static const int ranks[] = {[OS_IF_LOOPBACK] = 0, [OS_IF_THUNDERBOLT] = 1, [OS_IF_WIRED] = 2, [OS_IF_OTHER] = 3,
-                                [OS_IF_WIFI] = 4,     [OS_IF_VIRTUAL] = 5,     [OS_IF_BRIDGE] = 6};
+    static const int ranks[] = {
+        [OS_IF_LOOPBACK] = 0, [OS_IF_THUNDERBOLT] = 1, [OS_IF_WIRED] = 2, [OS_IF_OTHER] = 3,
+        [OS_IF_WIFI] = 4,     [OS_IF_VIRTUAL] = 5,     [OS_IF_BRIDGE] = 6};
     return kind < sizeof ranks / sizeof *ranks ? ranks[kind] : 9;
 }
 
@@ -39,7 +42,8 @@ static int by_score(const void *a, const void *b)
     return x->order - y->order;
 }
 
-static bool is_ours(const struct os_address *address, const struct os_interface *interfaces, size_t n_interfaces)
+static bool is_ours(const struct os_address *address, const struct os_interface *interfaces,
+                    size_t n_interfaces)
 {
     for (size_t i = 0; i < n_interfaces; i++)
         if (os_address_equal_ip(address, &interfaces[i].address))
@@ -47,7 +51,8 @@ static bool is_ours(const struct os_address *address, const struct os_interface 
     return false;
 }
 
-static bool is_shared(const struct os_address *address, const struct os_interface *interfaces, size_t n_interfaces)
+static bool is_shared(const struct os_address *address, const struct os_interface *interfaces,
+                      size_t n_interfaces)
 {
     for (size_t i = 0; i < n_interfaces; i++)
         if (interfaces[i].up && interfaces[i].address.family == address->family &&
@@ -66,17 +71,17 @@ static void add_candidate(struct dial *dial, const struct os_address *address, u
 }
 
 /* IPv6 link-local addresses travel without a scope: every link of ours may be the right one. */
-static void add_scoped(struct dial *dial, const struct os_address *address, const struct os_interface *interfaces,
-                       size_t n_interfaces)
+static void add_scoped(struct dial *dial, const struct os_address *address,
+                       const struct os_interface *interfaces, size_t n_interfaces)
 {
     for (size_t i = 0; i < n_interfaces; i++)
-        if (interfaces[i].up && interfaces[i].kind != OS_IF_LOOPBACK && interfaces[i].address.family == 6 &&
-            os_address_is_link_local(&interfaces[i].address))
+        if (interfaces[i].up && interfaces[i].kind != OS_IF_LOOPBACK &&
+            interfaces[i].address.family == 6 && os_address_is_link_local(&interfaces[i].address))
             add_candidate(dial, address, interfaces[i].index);
 }
 
-static mccl_result list_candidates(struct dial *dial, const struct wire_address *addresses, int n_addresses,
-                                   bool same_host)
+static mccl_result list_candidates(struct dial *dial, const struct wire_address *addresses,
+                                   int n_addresses, bool same_host)
 {
     struct os_interface *interfaces;
     size_t n_interfaces;
@@ -92,7 +97,8 @@ static mccl_result list_candidates(struct dial *dial, const struct wire_address 
         if (address.family != 4 && address.family != 6)
             continue;
         const bool loopback = os_address_is_loopback(&address);
-        /* Elsewhere our own addresses (two docker0 with the same number, say) would only lead back to ourselves. */
+        /* Elsewhere our own addresses (two docker0 with the same number, say) would only lead back
+         * to ourselves. */
         if (!same_host && (loopback || is_ours(&address, interfaces, n_interfaces)))
             continue;
         int score = loopback ? 0 : kind_rank(address.kind);
@@ -115,7 +121,8 @@ static mccl_result list_candidates(struct dial *dial, const struct wire_address 
 }
 
 mccl_result dial_start(struct mccl_comm *comm, int peer, enum wire_purpose purpose, uint8_t channel,
-                       const struct wire_address *addresses, int n_addresses, bool same_host, int64_t deadline_ns)
+                       const struct wire_address *addresses, int n_addresses, bool same_host,
+                       int64_t deadline_ns)
 {
     struct dial *dial = calloc(1, sizeof *dial);
     if (!dial)
@@ -135,7 +142,8 @@ mccl_result dial_start(struct mccl_comm *comm, int peer, enum wire_purpose purpo
     dial->stale_after_ns = os_now_ns() + STALE_NS;
     dial->all_refused = true;
     if (dial->n_candidates == 0)
-        snprintf(dial->last_error, sizeof dial->last_error, "it published no address that can be reached from here");
+        snprintf(dial->last_error, sizeof dial->last_error,
+                 "it published no address that can be reached from here");
     dial->next = comm->endpoint->dials;
     comm->endpoint->dials = dial;
     endpoint_wake(comm->endpoint);
@@ -173,7 +181,8 @@ int64_t dial_on_time(struct dial *dial, int64_t now_ns)
         return INT64_MAX;
     }
     if (dial->chosen || now_ns < dial->next_attempt_ns)
-        return dial->chosen || dial->deadline_ns < dial->next_attempt_ns ? dial->deadline_ns : dial->next_attempt_ns;
+        return dial->chosen || dial->deadline_ns < dial->next_attempt_ns ? dial->deadline_ns
+                                                                         : dial->next_attempt_ns;
     if (dial->next_candidate < dial->n_candidates) {
         attempt(dial);
         dial->next_attempt_ns = now_ns + (dial->n_active > 0 ? STAGGER_NS : 0);
@@ -188,7 +197,8 @@ int64_t dial_on_time(struct dial *dial, int64_t now_ns)
         dial->next_candidate = 0;
         dial->all_refused = true;
         dial->next_attempt_ns = now_ns + dial->backoff_ns;
-        dial->backoff_ns = 2 * dial->backoff_ns < BACKOFF_MAX_NS ? 2 * dial->backoff_ns : BACKOFF_MAX_NS;
+        dial->backoff_ns =
+            2 * dial->backoff_ns < BACKOFF_MAX_NS ? 2 * dial->backoff_ns : BACKOFF_MAX_NS;
     }
     return dial->next_attempt_ns < dial->deadline_ns ? dial->next_attempt_ns : dial->deadline_ns;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Getting one connection to one rank: the candidate addresses in order of preference, attempts staggered by a
- * fraction of a second until one completes its handshake (a wrong host may well accept the connection: only the
- * proof counts), rounds repeated with growing pauses until the deadline. Under the endpoint's lock.
+ * Getting one connection to one rank: the candidate addresses in order of preference, attempts
+ * staggered by a fraction of a second until one completes its handshake (a wrong host may well
+ * accept the connection: only the proof counts), rounds repeated with growing pauses until the
+ * deadline. Under the endpoint's lock.
  */
 #ifndef MCCL_COMM_DIAL_H
 #define MCCL_COMM_DIAL_H
@@ -26,18 +27,20 @@ struct dial {
     uint8_t channel;
     struct dial_candidate candidates[DIAL_CANDIDATES];
     int n_candidates, next_candidate;
-    int n_active;     /* connections of this dial that are still trying */
+    int n_active;        /* connections of this dial that are still trying */
     struct conn *chosen; /* has seen a valid challenge; the others are dropped */
-    bool done;        /* to be freed at the end of the service thread's round */
-    bool all_refused; /* in this round every candidate answered "refused" or "unknown" */
+    bool done;           /* to be freed at the end of the service thread's round */
+    bool all_refused;    /* in this round every candidate answered "refused" or "unknown" */
     int64_t next_attempt_ns, deadline_ns, backoff_ns;
     int64_t stale_after_ns; /* bootstrap: all refused until here means that the id is dead */
     char last_error[256];
 };
 
-/* Starts dialling; the addresses are copied. `same_host`: loopback addresses are tried first, else never. */
+/* Starts dialling; the addresses are copied. `same_host`: loopback addresses are tried first, else
+ * never. */
 mccl_result dial_start(struct mccl_comm *comm, int peer, enum wire_purpose purpose, uint8_t channel,
-                       const struct wire_address *addresses, int n_addresses, bool same_host, int64_t deadline_ns);
+                       const struct wire_address *addresses, int n_addresses, bool same_host,
+                       int64_t deadline_ns);
 /* Called by the service loop; returns the time at which it wants to be called again. */
 int64_t dial_on_time(struct dial *dial, int64_t now_ns);
 /* From conn: a valid challenge came. False: another attempt was faster, drop this one. */

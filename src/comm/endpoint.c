@@ -21,14 +21,24 @@ static pthread_mutex_t global_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct endpoint *global_endpoint; /* global_lock */
 static uint32_t global_generation;       /* fork generation that made it; global_lock */
 
-void endpoint_lock(struct endpoint *endpoint) { pthread_mutex_lock(&endpoint->lock); }
-void endpoint_unlock(struct endpoint *endpoint) { pthread_mutex_unlock(&endpoint->lock); }
-void endpoint_wake(struct endpoint *endpoint) { os_poller_wake(endpoint->poller); }
+void endpoint_lock(struct endpoint *endpoint)
+{
+    pthread_mutex_lock(&endpoint->lock);
+}
+void endpoint_unlock(struct endpoint *endpoint)
+{
+    pthread_mutex_unlock(&endpoint->lock);
+}
+void endpoint_wake(struct endpoint *endpoint)
+{
+    os_poller_wake(endpoint->poller);
+}
 
 struct mccl_comm *endpoint_find_comm(struct endpoint *endpoint, const uint8_t id[16], uint32_t rank)
 {
     for (struct mccl_comm *comm = endpoint->comms; comm; comm = comm->next)
-        if ((uint32_t)comm->rank == rank && !comm->closing && memcmp(comm->id, id, sizeof comm->id) == 0)
+        if ((uint32_t)comm->rank == rank && !comm->closing &&
+            memcmp(comm->id, id, sizeof comm->id) == 0)
             return comm;
     return NULL;
 }
@@ -55,13 +65,17 @@ static void log_strangers(struct endpoint *endpoint, int64_t now_ns)
 {
     if (endpoint->n_strangers == 0 || now_ns < endpoint->strangers_logged_ns + STRANGERS_LOG_NS)
         return;
-    log_warn("port %u: closed %llu connection(s) that were not MCCL or did not know the job's secret",
-             endpoint->port, (unsigned long long)endpoint->n_strangers);
+    log_warn(
+        "port %u: closed %llu connection(s) that were not MCCL or did not know the job's secret",
+        endpoint->port, (unsigned long long)endpoint->n_strangers);
     endpoint->n_strangers = 0;
     endpoint->strangers_logged_ns = now_ns;
 }
 
-static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t earlier(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
 
 static int64_t run_timers(struct endpoint *endpoint)
 {
@@ -127,7 +141,8 @@ static void serve(void *arg)
         endpoint_lock(endpoint);
         for (int i = 0; i < n; i++) {
             int *listener = events[i].data;
-            if (listener >= endpoint->listeners && listener < endpoint->listeners + ENDPOINT_LISTENERS)
+            if (listener >= endpoint->listeners &&
+                listener < endpoint->listeners + ENDPOINT_LISTENERS)
                 accept_all(endpoint, *listener);
             else
                 conn_on_event(events[i].data, events[i].events);
@@ -158,8 +173,9 @@ static mccl_result endpoint_create(const struct settings *settings, struct endpo
     pthread_mutex_init(&endpoint->lock, NULL);
     os_host_id(endpoint->host_id);
     os_host_name(endpoint->host_name, sizeof endpoint->host_name);
-    endpoint->socket_options = (struct link_tcp_options){.sock_bufsize = (size_t)settings->sock_bufsize,
-                                                         .notsent_lowat = (size_t)settings->tcp_lowat};
+    endpoint->socket_options =
+        (struct link_tcp_options){.sock_bufsize = (size_t)settings->sock_bufsize,
+                                  .notsent_lowat = (size_t)settings->tcp_lowat};
     mccl_result result = os_poller_create(&endpoint->poller);
     if (result == MCCL_OK)
         result = endpoint_listen(endpoint, settings);
@@ -178,7 +194,8 @@ mccl_result endpoint_acquire(const struct settings *settings, struct endpoint **
     os_fork_init();
     pthread_mutex_lock(&global_lock);
     if (global_endpoint && global_generation != os_fork_generation())
-        global_endpoint = NULL; /* the parent's: its sockets are closed here, its thread does not exist */
+        global_endpoint =
+            NULL; /* the parent's: its sockets are closed here, its thread does not exist */
     mccl_result result = MCCL_OK;
     if (!global_endpoint) {
         result = endpoint_create(settings, &global_endpoint);
@@ -194,7 +211,10 @@ mccl_result endpoint_acquire(const struct settings *settings, struct endpoint **
     return result;
 }
 
-void endpoint_drop_user_locked(struct endpoint *endpoint) { endpoint->n_users--; }
+void endpoint_drop_user_locked(struct endpoint *endpoint)
+{
+    endpoint->n_users--;
+}
 
 void endpoint_release(struct endpoint *endpoint)
 {

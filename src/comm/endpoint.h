@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * One endpoint per process: the listening sockets (one port, one socket per published address) and the service
- * thread that owns the control plane: accepting, handshakes, dialling, bootstrap, heartbeats, aborts, goodbyes. It
- * exists while a communicator or an unfinished bootstrap session does. Payload never passes through it.
+ * One endpoint per process: the listening sockets (one port, one socket per published address) and
+ * the service thread that owns the control plane: accepting, handshakes, dialling, bootstrap,
+ * heartbeats, aborts, goodbyes. It exists while a communicator or an unfinished bootstrap session
+ * does. Payload never passes through it.
  *
- * Locking: endpoint->lock guards everything in this struct, all conns, dials and sessions, and the control part
- * of communicators. The service thread holds it while it works and never blocks with it. It is taken before
- * comm->cause_lock and never while another lock of MCCL is held, except by the owner of an engine.
+ * Locking: endpoint->lock guards everything in this struct, all conns, dials and sessions, and the
+ * control part of communicators. The service thread holds it while it works and never blocks with
+ * it. It is taken before comm->cause_lock and never while another lock of MCCL is held, except by
+ * the owner of an engine.
  */
 #ifndef MCCL_COMM_ENDPOINT_H
 #define MCCL_COMM_ENDPOINT_H
@@ -34,20 +36,22 @@ struct endpoint {
     struct wire_address addresses[ENDPOINT_LISTENERS]; /* published; same order as listeners */
     int n_listeners;
     uint16_t port;
-    struct os_address bind_from[2]; /* IPv4 and IPv6 source when MCCL_IFNAME names one interface; family 0: none */
+    struct os_address bind_from[2]; /* IPv4 and IPv6 source when MCCL_IFNAME names one interface;
+                                       family 0: none */
     uint8_t host_id[16];
     char host_name[32];
     struct conn *conns;
     struct dial *dials;
     struct session *sessions;
     struct mccl_comm *comms;
-    int n_handshakes;        /* accepted connections that have not proved anything yet */
-    uint64_t n_strangers;    /* closed without a valid proof since the last log line */
+    int n_handshakes;     /* accepted connections that have not proved anything yet */
+    uint64_t n_strangers; /* closed without a valid proof since the last log line */
     int64_t strangers_logged_ns;
     struct link_tcp_options socket_options;
 };
 
-/* The process's endpoint, started if need be with these settings. Every success needs one endpoint_release. */
+/* The process's endpoint, started if need be with these settings. Every success needs one
+ * endpoint_release. */
 mccl_result endpoint_acquire(const struct settings *settings, struct endpoint **endpoint);
 /* Stops and frees it when nobody uses it any more. Never called by the service thread. */
 void endpoint_release(struct endpoint *endpoint);
@@ -60,9 +64,11 @@ void endpoint_unlock(struct endpoint *endpoint);
 void endpoint_wake(struct endpoint *endpoint);
 
 /* The communicator with this id whose own rank is `rank`, or NULL. */
-struct mccl_comm *endpoint_find_comm(struct endpoint *endpoint, const uint8_t id[16], uint32_t rank);
+struct mccl_comm *endpoint_find_comm(struct endpoint *endpoint, const uint8_t id[16],
+                                     uint32_t rank);
 
-/* Which addresses to listen on, from MCCL_LISTEN_ADDR, MCCL_IFNAME and the launcher's word (listen.c). */
+/* Which addresses to listen on, from MCCL_LISTEN_ADDR, MCCL_IFNAME and the launcher's word
+ * (listen.c). */
 mccl_result endpoint_listen(struct endpoint *endpoint, const struct settings *settings);
 
 #endif

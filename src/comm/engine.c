@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * See engine.h. Who drives, who sleeps, and how operations get in and out; progress.c is what driving does.
- * Any thread; the token decides.
+ * See engine.h. Who drives, who sleeps, and how operations get in and out; progress.c is what
+ * driving does. Any thread; the token decides.
  *
- * The two hand-overs that must not lose a wake-up are of the same shape, with sequentially consistent atomics:
- * one side publishes its need and then looks at the token, the other gives the token back and then looks for needs.
+ * The two hand-overs that must not lose a wake-up are of the same shape, with sequentially
+ * consistent atomics: one side publishes its need and then looks at the token, the other gives the
+ * token back and then looks for needs.
  */
 #include "comm/engine.h"
 
@@ -17,17 +18,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SPIN_NS 50000LL     /* polling before yielding: a round trip on loopback is 10 to 30 us */
-#define YIELD_ROUNDS 20     /* then let other ranks of this host have the core this often before sleeping */
-#define PROBE_AFTER_NS (20 * OS_MS) /* no progress for so long: ask the peers whether they do the same thing */
-#define CLOCK_EVERY 64      /* rounds between two looks at the deadlines while progress is made */
+#define SPIN_NS 50000LL /* polling before yielding: a round trip on loopback is 10 to 30 us */
+#define YIELD_ROUNDS \
+    20 /* then let other ranks of this host have the core this often before sleeping */
+#define PROBE_AFTER_NS \
+    (20 * OS_MS)       /* no progress for so long: ask the peers whether they do the same thing */
+#define CLOCK_EVERY 64 /* rounds between two looks at the deadlines while progress is made */
 
 /* Until when to drive. */
 struct goal {
     mccl_request *request; /* done, or NULL */
     uint32_t below;        /* n_outstanding below this, or 0 */
-    bool unattended;       /* no unattended operation left, or a waiter came, or the thread is to stop */
-    int64_t until_ns;      /* -1: none */
+    bool unattended;  /* no unattended operation left, or a waiter came, or the thread is to stop */
+    int64_t until_ns; /* -1: none */
 };
 
 mccl_result engine_init(struct mccl_comm *comm)
@@ -42,7 +45,8 @@ mccl_result engine_init(struct mccl_comm *comm)
     engine->ready = calloc(engine->ready_cap, sizeof *engine->ready);
     engine->p2p = p2p_create(comm);
     if (!engine->links || !engine->ready || !engine->p2p)
-        return error_set(MCCL_ERR_NO_MEMORY, "no memory for a communicator of %d ranks", comm->n_ranks);
+        return error_set(MCCL_ERR_NO_MEMORY, "no memory for a communicator of %d ranks",
+                         comm->n_ranks);
     for (int peer = 0; peer < comm->n_ranks; peer++)
         engine->links[peer].peer = peer;
     return MCCL_OK;
@@ -84,7 +88,8 @@ void engine_fini(struct mccl_comm *comm)
 
 static bool take_token(struct engine *engine)
 {
-    return atomic_load_explicit(&engine->token, memory_order_relaxed) == 0 && atomic_exchange(&engine->token, 1) == 0;
+    return atomic_load_explicit(&engine->token, memory_order_relaxed) == 0 &&
+           atomic_exchange(&engine->token, 1) == 0;
 }
 
 void engine_notify_waiters(struct engine *engine)
@@ -108,7 +113,8 @@ static void leave(struct mccl_comm *comm)
     struct engine *engine = &comm->engine;
     for (;;) {
         atomic_store(&engine->token, 0);
-        const bool work = atomic_load(&engine->n_inbox) > 0 || atomic_load(&engine->n_incoming_hint) > 0;
+        const bool work =
+            atomic_load(&engine->n_inbox) > 0 || atomic_load(&engine->n_incoming_hint) > 0;
         if (!work || !take_token(engine))
             break;
         progress_step(comm);
@@ -137,7 +143,8 @@ static bool reached(const struct engine *engine, const struct goal *goal)
         return true;
     if (goal->below > 0 && atomic_load(&engine->n_outstanding) < goal->below)
         return true;
-    return goal->unattended && (atomic_load(&engine->n_unattended) == 0 || atomic_load(&engine->thread_stop));
+    return goal->unattended &&
+           (atomic_load(&engine->n_unattended) == 0 || atomic_load(&engine->thread_stop));
 }
 
 static void block(struct mccl_comm *comm, const struct goal *goal, int64_t wake_ns)
@@ -148,9 +155,11 @@ static void block(struct mccl_comm *comm, const struct goal *goal, int64_t wake_
         wake_ns = goal->until_ns;
     atomic_store(&engine->blocked, 1);
     int64_t left_ns = wake_ns - os_now_ns();
-    /* Somebody may have needed us between the last look and `blocked`; later ones use the poller's wake-up. */
+    /* Somebody may have needed us between the last look and `blocked`; later ones use the poller's
+     * wake-up. */
     if (left_ns < 0 || reached(engine, goal) || atomic_load(&engine->n_inbox) > 0 ||
-        atomic_load(&engine->n_incoming_hint) > 0 || (atomic_load(&comm->failed) && !engine->drained))
+        atomic_load(&engine->n_incoming_hint) > 0 ||
+        (atomic_load(&comm->failed) && !engine->drained))
         left_ns = 0;
     const int n = os_poller_wait(engine->poller, events, 32, left_ns);
     atomic_store(&engine->blocked, 0);
@@ -161,8 +170,8 @@ static void block(struct mccl_comm *comm, const struct goal *goal, int64_t wake_
 static void drive(struct mccl_comm *comm, const struct goal *goal)
 {
     struct engine *engine = &comm->engine;
-    /* Spinning only pays while every rank of the host can have a core; a background thread never spins, since
-     * the core it would take belongs to the computation it hides behind. */
+    /* Spinning only pays while every rank of the host can have a core; a background thread never
+     * spins, since the core it would take belongs to the computation it hides behind. */
     const bool may_spin = !goal->unattended && comm->ranks_on_host <= os_cpu_count();
     int64_t spin_until_ns = 0;
     int yields = 0;
@@ -249,7 +258,8 @@ static void background(void *arg)
             continue;
         }
         atomic_store(&engine->thread_idle, true);
-        /* A waiter that leaves while something is unattended changes the signal; so do stop and submission. */
+        /* A waiter that leaves while something is unattended changes the signal; so do stop and
+         * submission. */
         if (!atomic_load(&engine->thread_stop) &&
             !(atomic_load(&engine->n_unattended) > 0 && atomic_load(&engine->token) == 0))
             os_wait(&engine->thread_signal, signal, -1);
@@ -262,11 +272,13 @@ static void ensure_thread(struct mccl_comm *comm)
     struct engine *engine = &comm->engine;
     pthread_mutex_lock(&engine->thread_lock);
     if (!engine->thread_started && !atomic_load(&engine->thread_stop)) {
-        const mccl_result result = os_thread_start(&engine->thread, background, comm, "mccl-progress");
+        const mccl_result result =
+            os_thread_start(&engine->thread, background, comm, "mccl-progress");
         if (result == MCCL_OK)
             engine->thread_started = true;
         else
-            log_warn("no background thread: %s; operations move only while somebody waits", error_text());
+            log_warn("no background thread: %s; operations move only while somebody waits",
+                     error_text());
     }
     pthread_mutex_unlock(&engine->thread_lock);
     wake_thread(engine);
@@ -332,7 +344,8 @@ void engine_operation_free(struct mccl_comm *comm, struct operation *operation)
     pthread_mutex_unlock(&engine->submit_lock);
 }
 
-static void remember_signature(struct engine *engine, uint32_t seq, const struct signature *signature)
+static void remember_signature(struct engine *engine, uint32_t seq,
+                               const struct signature *signature)
 {
     pthread_mutex_lock(&engine->signature_lock);
     engine->signatures[seq % ENGINE_SIGNATURES] = *signature;
@@ -341,7 +354,8 @@ static void remember_signature(struct engine *engine, uint32_t seq, const struct
     pthread_mutex_unlock(&engine->signature_lock);
 }
 
-bool engine_signature(struct mccl_comm *comm, uint32_t seq, struct signature *signature, bool *submitted)
+bool engine_signature(struct mccl_comm *comm, uint32_t seq, struct signature *signature,
+                      bool *submitted)
 {
     struct engine *engine = &comm->engine;
     pthread_mutex_lock(&engine->signature_lock);
@@ -364,7 +378,8 @@ mccl_result engine_make_room(struct mccl_comm *comm)
     pursue(comm, &(struct goal){.below = depth, .until_ns = until_ns});
     if (atomic_load(&engine->n_outstanding) < depth)
         return MCCL_OK;
-    comm_fail(comm, MCCL_ERR_TIMEOUT, -1, "%u operations were outstanding (MCCL_MAX_QUEUE_DEPTH) and none finished in %.1f s",
+    comm_fail(comm, MCCL_ERR_TIMEOUT, -1,
+              "%u operations were outstanding (MCCL_MAX_QUEUE_DEPTH) and none finished in %.1f s",
               depth, (double)comm->timeout_ms / 1e3);
     return comm_cause(comm);
 }
@@ -483,8 +498,10 @@ void engine_fail_request(struct mccl_comm *comm, mccl_request *request)
     signature_format(&request->signature, signature, sizeof signature);
     char *text = malloc(ERROR_TEXT_BYTES);
     if (text)
-        snprintf(text, ERROR_TEXT_BYTES, "%s seq %u on rank %d of %d, group '%s': %s (%llu of %llu bytes done)",
-                 signature, request->seq, comm->rank, comm->n_ranks, comm->name, cause->text,
-                 (unsigned long long)atomic_load(&request->bytes_done), (unsigned long long)request->bytes);
+        snprintf(text, ERROR_TEXT_BYTES,
+                 "%s seq %u on rank %d of %d, group '%s': %s (%llu of %llu bytes done)", signature,
+                 request->seq, comm->rank, comm->n_ranks, comm->name, cause->text,
+                 (unsigned long long)atomic_load(&request->bytes_done),
+                 (unsigned long long)request->bytes);
     engine_complete(comm, request, cause->result, text);
 }

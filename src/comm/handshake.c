@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * See handshake.h. The two roles sign different labels, so that neither side's message can be played back as
- * the other's, and both sign both nonces, so that an old exchange proves nothing.
+ * See handshake.h. The two roles sign different labels, so that neither side's message can be
+ * played back as the other's, and both sign both nonces, so that an old exchange proves nothing.
  */
 #include "comm/handshake.h"
 
@@ -31,9 +31,11 @@ void handshake_derive_key(const uint8_t secret[32], const uint8_t comm_id[16], c
     hmac_sha256(secret, 32, &text, sizeof text, key);
 }
 
-bool handshake_read_hello(const struct wire_hello *hello, uint32_t own_rank, struct wire_challenge *challenge)
+bool handshake_read_hello(const struct wire_hello *hello, uint32_t own_rank,
+                          struct wire_challenge *challenge)
 {
-    if (hello->magic != WIRE_HELLO_MAGIC || hello->purpose < PURPOSE_BOOTSTRAP || hello->purpose > PURPOSE_P2P)
+    if (hello->magic != WIRE_HELLO_MAGIC || hello->purpose < PURPOSE_BOOTSTRAP ||
+        hello->purpose > PURPOSE_P2P)
         return false;
     *challenge = (struct wire_challenge){
         .magic = WIRE_HELLO_MAGIC, .version = WIRE_VERSION, .status = STATUS_OK, .rank = own_rank};
@@ -43,7 +45,8 @@ bool handshake_read_hello(const struct wire_hello *hello, uint32_t own_rank, str
 }
 
 static void mac_of(const uint8_t *key, const char *label, const struct wire_hello *hello,
-                   const struct wire_challenge *challenge, size_t challenge_bytes, uint8_t mac[HMAC_BYTES])
+                   const struct wire_challenge *challenge, size_t challenge_bytes,
+                   uint8_t mac[HMAC_BYTES])
 {
     struct signed_text text = {.hello = *hello};
     memcpy(text.label, label, strlen(label));
@@ -51,9 +54,11 @@ static void mac_of(const uint8_t *key, const char *label, const struct wire_hell
     hmac_sha256(key, HANDSHAKE_KEY_BYTES, &text, sizeof text, mac);
 }
 
-void handshake_sign_challenge(const uint8_t *key, const struct wire_hello *hello, struct wire_challenge *challenge)
+void handshake_sign_challenge(const uint8_t *key, const struct wire_hello *hello,
+                              struct wire_challenge *challenge)
 {
-    mac_of(key, "mccl acceptor", hello, challenge, offsetof(struct wire_challenge, mac), challenge->mac);
+    mac_of(key, "mccl acceptor", hello, challenge, offsetof(struct wire_challenge, mac),
+           challenge->mac);
 }
 
 bool handshake_check_challenge(const uint8_t *key, const struct wire_hello *hello,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Where the endpoint listens: which addresses (never the wildcard) and which port (one for all of them). Runs once,
- * in the thread that opens the endpoint.
+ * Where the endpoint listens: which addresses (never the wildcard) and which port (one for all of
+ * them). Runs once, in the thread that opens the endpoint.
  */
 #include "base/error.h"
 #include "base/log.h"
@@ -37,7 +37,8 @@ static void choose(struct choice *choice, const struct os_interface *interface)
     choice->scopes[choice->n++] = interface->index;
 }
 
-/* ---- MCCL_IFNAME: names, prefixes, =exact, ^exclusions, addresses, subnets; separated by commas ---- */
+/* ---- MCCL_IFNAME: names, prefixes, =exact, ^exclusions, addresses, subnets; separated by commas
+ */
 
 static bool term_matches(const char *term, const struct os_interface *interface)
 {
@@ -71,21 +72,22 @@ static bool ifname_allows(const char *setting, const struct os_interface *interf
     return exclude;
 }
 
-static mccl_result nothing_matches(const char *variable, const char *value, const struct os_interface *interfaces,
-                                   size_t n_interfaces)
+static mccl_result nothing_matches(const char *variable, const char *value,
+                                   const struct os_interface *interfaces, size_t n_interfaces)
 {
     char list[512] = "";
     size_t used = 0;
     for (size_t i = 0; i < n_interfaces && used < sizeof list; i++) {
         char address[64];
         os_address_format(&interfaces[i].address, address, sizeof address);
-        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s %s%s", i ? ", " : "", interfaces[i].name,
-                                 address, interfaces[i].up ? "" : " (down)");
+        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s %s%s", i ? ", " : "",
+                                 interfaces[i].name, address, interfaces[i].up ? "" : " (down)");
     }
-    return error_set(MCCL_ERR_CONFIG,
-                     "%s=%s: no interface that is up has it. Accepted: names or prefixes (eth0,en), =exact, "
-                     "^excluded, an address, a subnet (10.0.0.0/24). This host has: %s",
-                     variable, value, list);
+    return error_set(
+        MCCL_ERR_CONFIG,
+        "%s=%s: no interface that is up has it. Accepted: names or prefixes (eth0,en), =exact, "
+        "^excluded, an address, a subnet (10.0.0.0/24). This host has: %s",
+        variable, value, list);
 }
 
 /* ---- which addresses ---- */
@@ -98,8 +100,8 @@ static bool is_default(const struct os_interface *interface)
     return interface->kind != OS_IF_BRIDGE && interface->kind != OS_IF_VIRTUAL;
 }
 
-static mccl_result choose_listed(const char *setting, const struct os_interface *interfaces, size_t n_interfaces,
-                                 struct choice *choice)
+static mccl_result choose_listed(const char *setting, const struct os_interface *interfaces,
+                                 size_t n_interfaces, struct choice *choice)
 {
     char list[256];
     snprintf(list, sizeof list, "%s", setting);
@@ -107,8 +109,10 @@ static mccl_result choose_listed(const char *setting, const struct os_interface 
     for (char *term; (term = strtok_r(rest, ", ", &rest)) != NULL;) {
         struct os_address address;
         if (!os_address_parse(term, &address))
-            return error_set(MCCL_ERR_CONFIG, "MCCL_LISTEN_ADDR=%s: '%s' is no IPv4 or IPv6 address; names are not looked up",
-                             setting, term);
+            return error_set(
+                MCCL_ERR_CONFIG,
+                "MCCL_LISTEN_ADDR=%s: '%s' is no IPv4 or IPv6 address; names are not looked up",
+                setting, term);
         bool found = false;
         for (size_t i = 0; i < n_interfaces; i++)
             if (os_address_equal_ip(&address, &interfaces[i].address)) {
@@ -126,8 +130,9 @@ static mccl_result choose_listed(const char *setting, const struct os_interface 
     return MCCL_OK;
 }
 
-static mccl_result choose_addresses(const struct settings *settings, const struct os_interface *interfaces,
-                                    size_t n_interfaces, struct choice *choice)
+static mccl_result choose_addresses(const struct settings *settings,
+                                    const struct os_interface *interfaces, size_t n_interfaces,
+                                    struct choice *choice)
 {
     const char *listen_addr = settings->listen_addr;
     const bool automatic = strcmp(listen_addr, "auto") == 0 || listen_addr[0] == '\0';
@@ -140,7 +145,8 @@ static mccl_result choose_addresses(const struct settings *settings, const struc
         if (!interface->up)
             continue;
         if (local ? interface->kind == OS_IF_LOOPBACK && interface->address.family == 4
-                  : settings->ifname[0] ? ifname_allows(settings->ifname, interface) : is_default(interface))
+            : settings->ifname[0] ? ifname_allows(settings->ifname, interface)
+                                  : is_default(interface))
             choose(choice, interface);
     }
     if (choice->n == 0 && settings->ifname[0])
@@ -150,7 +156,9 @@ static mccl_result choose_addresses(const struct settings *settings, const struc
             if (interfaces[i].kind == OS_IF_LOOPBACK)
                 choose(choice, &interfaces[i]);
     if (choice->n == 0)
-        return error_set(MCCL_ERR_SYSTEM, "this host has no network interface that is up; bring one up (ip link set lo up)");
+        return error_set(
+            MCCL_ERR_SYSTEM,
+            "this host has no network interface that is up; bring one up (ip link set lo up)");
     return MCCL_OK;
 }
 
@@ -186,13 +194,15 @@ static uint16_t port_of(int fd)
     return address.port;
 }
 
-/* Listens on every chosen address with one port. An address that cannot be bound at all is skipped (IPv6 that is
- * still tentative); a port that is taken on any of them is not used. */
-static bool try_port(struct endpoint *endpoint, const struct choice *choice, uint16_t port, int *error)
+/* Listens on every chosen address with one port. An address that cannot be bound at all is skipped
+ * (IPv6 that is still tentative); a port that is taken on any of them is not used. */
+static bool try_port(struct endpoint *endpoint, const struct choice *choice, uint16_t port,
+                     int *error)
 {
     endpoint->n_listeners = 0;
     for (int i = 0; i < choice->n; i++) {
-        const int fd = open_listener(&choice->addresses[i], choice->scopes[i], port, &endpoint->socket_options);
+        const int fd = open_listener(&choice->addresses[i], choice->scopes[i], port,
+                                     &endpoint->socket_options);
         if (fd < 0 && errno == EADDRNOTAVAIL) {
             *error = errno;
             continue;
@@ -207,7 +217,8 @@ static bool try_port(struct endpoint *endpoint, const struct choice *choice, uin
             port = port_of(fd);
         struct wire_address *published = &endpoint->addresses[endpoint->n_listeners];
         const struct os_address *address = &choice->addresses[i];
-        *published = (struct wire_address){address->family, address->kind, port, address->speed_mbps, {0}};
+        *published =
+            (struct wire_address){address->family, address->kind, port, address->speed_mbps, {0}};
         memcpy(published->ip, address->ip, sizeof published->ip);
         endpoint->listeners[endpoint->n_listeners++] = fd;
     }
@@ -215,7 +226,8 @@ static bool try_port(struct endpoint *endpoint, const struct choice *choice, uin
     return endpoint->n_listeners > 0;
 }
 
-static mccl_result open_port(struct endpoint *endpoint, const struct settings *settings, const struct choice *choice)
+static mccl_result open_port(struct endpoint *endpoint, const struct settings *settings,
+                             const struct choice *choice)
 {
     int error = 0;
     if (settings->port_first == 0) {
@@ -230,10 +242,11 @@ static mccl_result open_port(struct endpoint *endpoint, const struct settings *s
     char address[64];
     os_address_format(&choice->addresses[0], address, sizeof address);
     return error_set(MCCL_ERR_SYSTEM,
-                     "no port to listen on: all of %d-%d on %s%s are taken or refused (%s); set MCCL_PORT_BASE to a "
+                     "no port to listen on: all of %d-%d on %s%s are taken or refused (%s); set "
+                     "MCCL_PORT_BASE to a "
                      "free port or range (41000-41010)",
-                     settings->port_first, settings->port_last, address, choice->n > 1 ? " and others" : "",
-                     strerror(error));
+                     settings->port_first, settings->port_last, address,
+                     choice->n > 1 ? " and others" : "", strerror(error));
 }
 
 mccl_result endpoint_listen(struct endpoint *endpoint, const struct settings *settings)
@@ -249,7 +262,8 @@ mccl_result endpoint_listen(struct endpoint *endpoint, const struct settings *se
     if (result != MCCL_OK)
         return result;
     for (int i = 0; i < endpoint->n_listeners; i++) {
-        TRY(os_poller_add(endpoint->poller, endpoint->listeners[i], OS_POLL_READ, &endpoint->listeners[i]));
+        TRY(os_poller_add(endpoint->poller, endpoint->listeners[i], OS_POLL_READ,
+                          &endpoint->listeners[i]));
         char text[64];
         const struct wire_address *published = &endpoint->addresses[i];
         struct os_address address = {.family = published->family, .port = published->port};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * See p2p.h. Submissions come in through a list under a lock; everything else belongs to the owner of the engine.
- * Frames: EAGER carries a whole small message; READY announces a large one, FETCH asks for it, DATA brings it in
- * pieces; CREDIT returns room in the store for early arrivals.
+ * See p2p.h. Submissions come in through a list under a lock; everything else belongs to the owner
+ * of the engine. Frames: EAGER carries a whole small message; READY announces a large one, FETCH
+ * asks for it, DATA brings it in pieces; CREDIT returns room in the store for early arrivals.
  */
 #include "comm/p2p.h"
 
@@ -17,12 +17,13 @@ enum item_kind { ITEM_MESSAGE, ITEM_FETCH, ITEM_DATA, ITEM_CREDIT };
 /* A send or a receive in flight. */
 struct message {
     struct message *next, *previous; /* all live messages */
-    struct message *next_in_line;    /* inbox, posted receives, or a peer's messages that wait to be fetched */
+    struct message
+        *next_in_line; /* inbox, posted receives, or a peer's messages that wait to be fetched */
     mccl_request *request;
     unsigned char *buffer;
     size_t bytes, done;
     bool is_send;
-    int peer;      /* receive: MCCL_ANY_SOURCE until matched */
+    int peer; /* receive: MCCL_ANY_SOURCE until matched */
     int32_t tag;
     uint32_t id;   /* sender's number of an announced message */
     bool fetching; /* receive: FETCH was queued */
@@ -34,7 +35,7 @@ struct item {
     enum item_kind kind;
     struct message *message;
     uint32_t id;
-    uint64_t value; /* CREDIT: bytes */
+    uint64_t value;      /* CREDIT: bytes */
     size_t offset, size; /* DATA: the piece; size is set when it is posted */
     bool last;
 };
@@ -54,24 +55,24 @@ struct p2p_peer {
     struct link *link;
     int peer;
     bool readable, wanted;
-    struct item *first, *last;    /* to be sent */
+    struct item *first, *last; /* to be sent */
     struct item *posted[LINK_POSTED];
     uint64_t n_posted, n_completed;
-    struct message *announced;    /* sends that wait for FETCH */
+    struct message *announced; /* sends that wait for FETCH */
     uint32_t next_id;
-    uint64_t eager_out;           /* eager bytes not yet credited back */
-    uint64_t credit_due, stored;  /* receiver's side */
+    uint64_t eager_out;          /* eager bytes not yet credited back */
+    uint64_t credit_due, stored; /* receiver's side */
     bool has_frame, taking;
     struct wire_frame frame;
-    struct message *target;       /* payload goes to its buffer */
-    struct early *storing;        /* or there */
+    struct message *target; /* payload goes to its buffer */
+    struct early *storing;  /* or there */
 };
 
 struct p2p {
     pthread_mutex_t lock;
     struct message *inbox, *inbox_last; /* lock */
     _Atomic uint32_t n_inbox;
-    uint32_t next_seq;                  /* lock */
+    uint32_t next_seq; /* lock */
     /* owner */
     struct message *live;
     struct message *receives, *receives_last; /* posted, unmatched */
@@ -130,8 +131,8 @@ void p2p_destroy(struct p2p *p2p)
     free(p2p);
 }
 
-mccl_result p2p_submit(struct mccl_comm *comm, mccl_request *request, void *buffer, size_t bytes, bool is_send,
-                       int64_t deadline_ns, bool attended)
+mccl_result p2p_submit(struct mccl_comm *comm, mccl_request *request, void *buffer, size_t bytes,
+                       bool is_send, int64_t deadline_ns, bool attended)
 {
     struct p2p *p2p = comm->engine.p2p;
     struct message *message = calloc(1, sizeof *message);
@@ -193,7 +194,8 @@ static void message_done(struct mccl_comm *comm, struct message *message)
     if (!message->is_send) {
         request->source = message->peer;
         request->source_tag = message->tag;
-        atomic_fetch_add_explicit(&comm->engine.bytes_received, message->bytes, memory_order_relaxed);
+        atomic_fetch_add_explicit(&comm->engine.bytes_received, message->bytes,
+                                  memory_order_relaxed);
     } else {
         atomic_fetch_add_explicit(&comm->engine.bytes_sent, message->bytes, memory_order_relaxed);
     }
@@ -232,24 +234,29 @@ static bool fits(const struct message *receive, int peer, int32_t tag)
 }
 
 /* Both sides must mean the same. False: the communicator has just failed. */
-static bool agree(struct mccl_comm *comm, const struct message *receive, int peer, const struct wire_frame *frame)
+static bool agree(struct mccl_comm *comm, const struct message *receive, int peer,
+                  const struct wire_frame *frame)
 {
     const struct signature *own = &receive->request->signature;
     if (own->dtype == frame->dtype && own->count == frame->count)
         return true;
-    const struct signature theirs = {OP_SEND, frame->dtype, SIGNATURE_NO_OP, SIGNATURE_NO_ROOT, frame->count};
+    const struct signature theirs = {OP_SEND, frame->dtype, SIGNATURE_NO_OP, SIGNATURE_NO_ROOT,
+                                     frame->count};
     char here[160], there[160];
     signature_format(own, here, sizeof here);
     signature_format(&theirs, there, sizeof there);
-    comm_fail(comm, MCCL_ERR_MISMATCH, peer, "rank %d calls %s to rank %d with tag %d, rank %d calls %s; make counts and dtypes agree",
-              peer, there, comm->rank, (int)(int32_t)frame->aux, comm->rank, here);
+    comm_fail(
+        comm, MCCL_ERR_MISMATCH, peer,
+        "rank %d calls %s to rank %d with tag %d, rank %d calls %s; make counts and dtypes agree",
+        peer, there, comm->rank, (int)(int32_t)frame->aux, comm->rank, here);
     return false;
 }
 
 static struct message *take_receive(struct p2p *p2p, int peer, int32_t tag)
 {
     struct message *before = NULL;
-    for (struct message *receive = p2p->receives; receive; before = receive, receive = receive->next_in_line) {
+    for (struct message *receive = p2p->receives; receive;
+         before = receive, receive = receive->next_in_line) {
         if (!fits(receive, peer, tag))
             continue;
         if (before)
@@ -429,7 +436,8 @@ static bool take_inbox(struct mccl_comm *comm)
         else if (message->peer == comm->rank)
             send_to_self(comm, message);
         else
-            queue_item(comm, message->peer, (struct item){.kind = ITEM_MESSAGE, .message = message});
+            queue_item(comm, message->peer,
+                       (struct item){.kind = ITEM_MESSAGE, .message = message});
     }
     return true;
 }
@@ -444,16 +452,16 @@ static void pop_item(struct p2p_peer *peer)
 }
 
 /* The frame and payload that `item` puts on the wire now. */
-static struct wire_frame item_frame(const struct mccl_comm *comm, struct p2p_peer *peer, struct item *item,
-                                    const void **payload)
+static struct wire_frame item_frame(const struct mccl_comm *comm, struct p2p_peer *peer,
+                                    struct item *item, const void **payload)
 {
     struct wire_frame frame = {.magic = WIRE_FRAME_MAGIC, .version = WIRE_VERSION, .seq = item->id};
     *payload = NULL;
     switch (item->kind) {
     case ITEM_MESSAGE: {
         struct message *message = item->message;
-        const bool eager =
-            message->bytes <= P2P_EAGER_BYTES && peer->eager_out + message->bytes <= P2P_STORE_BYTES;
+        const bool eager = message->bytes <= P2P_EAGER_BYTES &&
+                           peer->eager_out + message->bytes <= P2P_STORE_BYTES;
         message->id = peer->next_id++;
         item->last = eager;
         *payload = message->buffer;
@@ -496,11 +504,13 @@ static void after_posting(struct mccl_comm *comm, struct p2p_peer *peer, const s
     } else if (item->kind == ITEM_MESSAGE) {
         item->message->next_in_line = peer->announced;
         peer->announced = item->message;
-    } else if (item->kind == ITEM_DATA && !item->last) { /* behind what else waits, so that small ones get through */
-        queue_item(comm, peer->peer, (struct item){.kind = ITEM_DATA,
-                                                   .message = item->message,
-                                                   .id = item->id,
-                                                   .offset = item->offset + item->size});
+    } else if (item->kind == ITEM_DATA &&
+               !item->last) { /* behind what else waits, so that small ones get through */
+        queue_item(comm, peer->peer,
+                   (struct item){.kind = ITEM_DATA,
+                                 .message = item->message,
+                                 .id = item->id,
+                                 .offset = item->offset + item->size});
     }
 }
 
@@ -543,7 +553,8 @@ static bool pump_out(struct mccl_comm *comm, struct p2p_peer *peer)
 
 static bool protocol_error(struct mccl_comm *comm, const struct p2p_peer *peer, const char *what)
 {
-    comm_fail(comm, MCCL_ERR_PEER_LOST, peer->peer, "rank %d broke the point-to-point protocol: %s (frame type %u, length %llu)",
+    comm_fail(comm, MCCL_ERR_PEER_LOST, peer->peer,
+              "rank %d broke the point-to-point protocol: %s (frame type %u, length %llu)",
               peer->peer, what, peer->frame.type, (unsigned long long)peer->frame.length);
     return false;
 }
@@ -570,7 +581,8 @@ static bool on_eager(struct mccl_comm *comm, struct p2p_peer *peer)
         early->data = malloc(frame->length ? (size_t)frame->length : 1);
     if (!early || !early->data) {
         free(early);
-        comm_fail(comm, MCCL_ERR_NO_MEMORY, comm->rank, "no memory for an early message from rank %d", peer->peer);
+        comm_fail(comm, MCCL_ERR_NO_MEMORY, comm->rank,
+                  "no memory for an early message from rank %d", peer->peer);
         return false;
     }
     early->peer = peer->peer;
@@ -591,7 +603,8 @@ static bool on_ready(struct mccl_comm *comm, struct p2p_peer *peer)
     }
     struct early *early = calloc(1, sizeof *early);
     if (!early) {
-        comm_fail(comm, MCCL_ERR_NO_MEMORY, comm->rank, "no memory for an early message from rank %d", peer->peer);
+        comm_fail(comm, MCCL_ERR_NO_MEMORY, comm->rank,
+                  "no memory for an early message from rank %d", peer->peer);
         return false;
     }
     early->peer = peer->peer;
@@ -619,7 +632,8 @@ static bool on_data(struct mccl_comm *comm, struct p2p_peer *peer)
 {
     const struct wire_frame *frame = &peer->frame;
     for (struct message *message = comm->engine.p2p->live; message; message = message->next) {
-        if (message->is_send || !message->fetching || message->peer != peer->peer || message->id != frame->seq)
+        if (message->is_send || !message->fetching || message->peer != peer->peer ||
+            message->id != frame->seq)
             continue;
         if (frame->count != message->done || frame->length > message->bytes - message->done)
             return protocol_error(comm, peer, "piece out of place");
@@ -744,7 +758,8 @@ void p2p_add_link(struct mccl_comm *comm, int index, struct link *link)
     const mccl_result result = os_poller_add(comm->engine.poller, link->ops->descriptor(link),
                                              OS_POLL_READ | OS_POLL_WRITE | OS_POLL_EDGE, peer);
     if (result != MCCL_OK)
-        comm_fail(comm, result, index, "cannot watch the point-to-point link to rank %d: %s", index, error_text());
+        comm_fail(comm, result, index, "cannot watch the point-to-point link to rank %d: %s", index,
+                  error_text());
 }
 
 void p2p_on_event(struct mccl_comm *comm, void *data)
@@ -759,13 +774,14 @@ static void check_left(struct mccl_comm *comm)
 {
     struct p2p *p2p = comm->engine.p2p;
     for (const struct message *message = p2p->live; message; message = message->next) {
-        if (message->peer < 0 || message->peer == comm->rank || !atomic_load(&comm->peers[message->peer].left))
+        if (message->peer < 0 || message->peer == comm->rank ||
+            !atomic_load(&comm->peers[message->peer].left))
             continue;
         const struct p2p_peer *peer = &p2p->peers[message->peer];
         if (peer->link && !peer->link->at_end)
             continue;
-        comm_fail(comm, MCCL_ERR_PEER_LOST, message->peer, "rank %d has left the group (it destroyed its communicator)",
-                  message->peer);
+        comm_fail(comm, MCCL_ERR_PEER_LOST, message->peer,
+                  "rank %d has left the group (it destroyed its communicator)", message->peer);
         return;
     }
 }
@@ -828,7 +844,8 @@ int64_t p2p_check_time(struct mccl_comm *comm, int64_t now_ns)
             if (message->peer >= 0)
                 snprintf(peer, sizeof peer, "rank %d", message->peer);
             comm_fail(comm, MCCL_ERR_TIMEOUT, message->peer,
-                      "%s seq %u timed out on rank %d after %.1f s waiting for %s (tag %d); look at what it does, or raise the time-out",
+                      "%s seq %u timed out on rank %d after %.1f s waiting for %s (tag %d); look "
+                      "at what it does, or raise the time-out",
                       message->is_send ? "send" : "recv", message->request->seq, comm->rank,
                       (double)(now_ns - message->submitted_ns) / 1e9, peer, message->tag);
             return now_ns;

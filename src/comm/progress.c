@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * See progress.h. Every function here runs with the engine's token held. A failed communicator does one thing only:
- * it fails whatever is in flight; links are not touched any more, so no user memory is either.
+ * See progress.h. Every function here runs with the engine's token held. A failed communicator does
+ * one thing only: it fails whatever is in flight; links are not touched any more, so no user memory
+ * is either.
  */
 #include "comm/progress.h"
 
@@ -13,8 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RECEIVE_BURST 8  /* messages of one link before the others and the reductions get their turn */
-#define COMPUTE_BURST 2  /* reductions (of at most a piece each) before the links get theirs */
+#define RECEIVE_BURST \
+    8 /* messages of one link before the others and the reductions get their turn */
+#define COMPUTE_BURST 2 /* reductions (of at most a piece each) before the links get theirs */
 
 /* ---- steps and operations ---- */
 
@@ -39,7 +41,10 @@ static void push_ready(struct mccl_comm *comm, struct operation *operation, uint
     engine->ready[engine->ready_tail++ % engine->ready_cap] = (struct ready_step){operation, step};
 }
 
-static bool is_message(const struct step *step) { return step->kind == STEP_SEND || step->kind == STEP_RECV; }
+static bool is_message(const struct step *step)
+{
+    return step->kind == STEP_SEND || step->kind == STEP_RECV;
+}
 
 static void finish_operation(struct mccl_comm *comm, struct operation *operation)
 {
@@ -62,7 +67,8 @@ static void finish_operation(struct mccl_comm *comm, struct operation *operation
 static void step_done(struct mccl_comm *comm, struct operation *operation, uint32_t index)
 {
     struct schedule *schedule = &operation->schedule;
-    for (uint32_t edge = schedule->steps[index].successors; edge != STEP_NONE; edge = schedule->edges[edge].next) {
+    for (uint32_t edge = schedule->steps[index].successors; edge != STEP_NONE;
+         edge = schedule->edges[edge].next) {
         const uint32_t to = schedule->edges[edge].to;
         if (--schedule->steps[to].waits_for == 0 && !is_message(&schedule->steps[to]))
             push_ready(comm, operation, to);
@@ -186,10 +192,12 @@ static void take_over(struct mccl_comm *comm, const struct incoming_link *incomi
     const mccl_result result =
         os_poller_add(engine->poller, fd, OS_POLL_READ | OS_POLL_WRITE | OS_POLL_EDGE, link);
     if (result != MCCL_OK)
-        comm_fail(comm, result, incoming->peer, "cannot watch the link to rank %d: %s", incoming->peer, error_text());
+        comm_fail(comm, result, incoming->peer, "cannot watch the link to rank %d: %s",
+                  incoming->peer, error_text());
 }
 
-/* Links that the service thread has brought since the last round; a failed communicator closes them. */
+/* Links that the service thread has brought since the last round; a failed communicator closes
+ * them. */
 static void take_over_links(struct mccl_comm *comm, bool failed)
 {
     struct engine *engine = &comm->engine;
@@ -253,7 +261,8 @@ static bool pump_sends(struct mccl_comm *comm, struct engine_link *link)
         const struct wire_frame frame = frame_of(operation, step->size);
         if (transport->ops->send(transport, &frame, step->src) != MCCL_OK)
             break;
-        link->posted[link->n_posted++ % LINK_POSTED] = (struct ready_step){operation, link->send_step};
+        link->posted[link->n_posted++ % LINK_POSTED] =
+            (struct ready_step){operation, link->send_step};
         if (step->next_same_peer != STEP_NONE)
             link->send_step = step->next_same_peer;
         else
@@ -277,9 +286,11 @@ static bool pump_sends(struct mccl_comm *comm, struct engine_link *link)
     return moved || transport->moved != before;
 }
 
-static void mismatch(struct mccl_comm *comm, int peer, const struct wire_frame *frame, const struct signature *own)
+static void mismatch(struct mccl_comm *comm, int peer, const struct wire_frame *frame,
+                     const struct signature *own)
 {
-    const struct signature theirs = {frame->kind, frame->dtype, frame->reduce_op, (uint16_t)frame->aux, frame->count};
+    const struct signature theirs = {frame->kind, frame->dtype, frame->reduce_op,
+                                     (uint16_t)frame->aux, frame->count};
     comm_mismatch(comm, peer, frame->seq, own, &theirs);
 }
 
@@ -290,20 +301,23 @@ static bool match(struct mccl_comm *comm, struct engine_link *link)
     const struct wire_frame *frame = &link->frame;
     struct operation *operation = link->recv_op;
     if (frame->type != FRAME_DATA) {
-        comm_fail(comm, MCCL_ERR_PEER_LOST, link->peer, "rank %d sent a frame of type %u where data belongs",
-                  link->peer, frame->type);
+        comm_fail(comm, MCCL_ERR_PEER_LOST, link->peer,
+                  "rank %d sent a frame of type %u where data belongs", link->peer, frame->type);
         return false;
     }
     if (!operation || operation->seq != frame->seq) {
         struct signature own;
         bool submitted;
         const bool known = engine_signature(comm, frame->seq, &own, &submitted);
-        const bool early = !engine->any_active || (int32_t)(frame->seq - engine->last_active_seq) > 0;
+        const bool early =
+            !engine->any_active || (int32_t)(frame->seq - engine->last_active_seq) > 0;
         if (!operation && early)
             return false; /* ours is still to come */
-        if (operation && early) { /* the peer is past our operation without having sent what we expect */
+        if (operation &&
+            early) { /* the peer is past our operation without having sent what we expect */
             comm_fail(comm, MCCL_ERR_MISMATCH, link->peer,
-                      "rank %d went on to operation seq %u without sending all that rank %d expects for seq %u; "
+                      "rank %d went on to operation seq %u without sending all that rank %d "
+                      "expects for seq %u; "
                       "make the counts of both sides agree",
                       link->peer, frame->seq, comm->rank, operation->seq);
         } else {
@@ -314,18 +328,20 @@ static bool match(struct mccl_comm *comm, struct engine_link *link)
     if (!may_run(engine, operation))
         return false;
     const struct signature *own = &operation->signature;
-    if (frame->kind != own->kind || frame->dtype != own->dtype || frame->reduce_op != own->reduce_op ||
-        frame->aux != own->root || frame->count != own->count) {
+    if (frame->kind != own->kind || frame->dtype != own->dtype ||
+        frame->reduce_op != own->reduce_op || frame->aux != own->root ||
+        frame->count != own->count) {
         mismatch(comm, link->peer, frame, own);
         return false;
     }
     const struct step *step = &operation->schedule.steps[link->recv_step];
     if (frame->length != step->size) {
         comm_fail(comm, MCCL_ERR_MISMATCH, link->peer,
-                  "ranks disagree in %s seq %u: rank %d sends %llu bytes, rank %d expects %llu; make the counts of "
+                  "ranks disagree in %s seq %u: rank %d sends %llu bytes, rank %d expects %llu; "
+                  "make the counts of "
                   "both sides agree",
-                  op_kind_name(own->kind), frame->seq, link->peer, (unsigned long long)frame->length, comm->rank,
-                  (unsigned long long)step->size);
+                  op_kind_name(own->kind), frame->seq, link->peer,
+                  (unsigned long long)frame->length, comm->rank, (unsigned long long)step->size);
         return false;
     }
     return step->waits_for == 0;
@@ -351,7 +367,8 @@ static bool pump_receives(struct mccl_comm *comm, struct engine_link *link)
     struct link *transport = link->link;
     const uint64_t before = transport->moved;
     bool moved = false;
-    for (int n = 0; n < RECEIVE_BURST && !atomic_load_explicit(&comm->failed, memory_order_relaxed); n++) {
+    for (int n = 0; n < RECEIVE_BURST && !atomic_load_explicit(&comm->failed, memory_order_relaxed);
+         n++) {
         mccl_result result = MCCL_OK;
         if (!link->has_frame) {
             result = transport->ops->peek(transport, &link->frame);
@@ -363,7 +380,8 @@ static bool pump_receives(struct mccl_comm *comm, struct engine_link *link)
             link->receiving = true;
         }
         if (link->receiving) {
-            result = transport->ops->receive(transport, link->recv_op->schedule.steps[link->recv_step].dst);
+            result = transport->ops->receive(transport,
+                                             link->recv_op->schedule.steps[link->recv_step].dst);
             if (result == MCCL_OK) {
                 received(comm, link);
                 moved = true;
@@ -467,7 +485,8 @@ void progress_on_events(struct mccl_comm *comm, const struct os_poll_event *even
 /* ---- time ---- */
 
 /* "2, 3": the ranks that `operation` waits for. */
-static int waited_for(const struct mccl_comm *comm, const struct operation *operation, char *text, size_t size)
+static int waited_for(const struct mccl_comm *comm, const struct operation *operation, char *text,
+                      size_t size)
 {
     int n = 0;
     size_t used = 0;
@@ -500,14 +519,16 @@ static void time_out(struct mccl_comm *comm, const struct operation *operation, 
     const int n = operation->started ? waited_for(comm, operation, ranks, sizeof ranks) : 0;
     if (n > 0)
         comm_fail(comm, MCCL_ERR_TIMEOUT, -1,
-                  "%s seq %u timed out on rank %d after %.1f s waiting for rank%s %s; look at what they do, or raise the time-out",
+                  "%s seq %u timed out on rank %d after %.1f s waiting for rank%s %s; look at what "
+                  "they do, or raise the time-out",
                   op_kind_name(operation->signature.kind), operation->seq, comm->rank,
                   (double)(now_ns - operation->submitted_ns) / 1e9, n > 1 ? "s" : "", ranks);
     else
-        comm_fail(comm, MCCL_ERR_TIMEOUT, -1,
-                  "%s seq %u timed out on rank %d after %.1f s behind earlier operations of its group",
-                  op_kind_name(operation->signature.kind), operation->seq, comm->rank,
-                  (double)(now_ns - operation->submitted_ns) / 1e9);
+        comm_fail(
+            comm, MCCL_ERR_TIMEOUT, -1,
+            "%s seq %u timed out on rank %d after %.1f s behind earlier operations of its group",
+            op_kind_name(operation->signature.kind), operation->seq, comm->rank,
+            (double)(now_ns - operation->submitted_ns) / 1e9);
 }
 
 /* Operations that are not started yet have deadlines, too. Returns the next one. */
@@ -519,7 +540,8 @@ static int64_t check_inbox(struct mccl_comm *comm, int64_t now_ns)
     if (atomic_load(&engine->n_inbox) == 0)
         return next_ns;
     pthread_mutex_lock(&engine->submit_lock);
-    for (const struct operation *operation = engine->inbox; operation; operation = operation->next) {
+    for (const struct operation *operation = engine->inbox; operation;
+         operation = operation->next) {
         if (operation->deadline_ns < next_ns) {
             next_ns = operation->deadline_ns;
             late.signature = operation->signature;
@@ -545,10 +567,11 @@ int64_t progress_check_time(struct mccl_comm *comm, int64_t now_ns, int64_t prob
         if (now_ns >= operation->warn_ns) {
             char ranks[128];
             waited_for(comm, operation, ranks, sizeof ranks);
-            log_warn("rank %d of %d, group '%s': %s seq %u has been waiting for %.1f s for rank(s) %s "
-                     "(MCCL_WATCHDOG_TIMEOUT_MS)",
-                     comm->rank, comm->n_ranks, comm->name, op_kind_name(operation->signature.kind), operation->seq,
-                     (double)(now_ns - operation->submitted_ns) / 1e9, ranks);
+            log_warn(
+                "rank %d of %d, group '%s': %s seq %u has been waiting for %.1f s for rank(s) %s "
+                "(MCCL_WATCHDOG_TIMEOUT_MS)",
+                comm->rank, comm->n_ranks, comm->name, op_kind_name(operation->signature.kind),
+                operation->seq, (double)(now_ns - operation->submitted_ns) / 1e9, ranks);
             operation->warn_ns = INT64_MAX;
         }
         if (operation->deadline_ns < next_ns)

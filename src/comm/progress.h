@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What driving does: starts operations, moves messages over the links, reduces. Owner of the engine only.
+ * What driving does: starts operations, moves messages over the links, reduces. Owner of the engine
+ * only.
  */
 #ifndef MCCL_COMM_PROGRESS_H
 #define MCCL_COMM_PROGRESS_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * See request.h. A finished request reaches its queue exactly once: whoever swaps the queue pointer out, the
- * thread that finishes or the one that adds, pushes it.
+ * See request.h. A finished request reaches its queue exactly once: whoever swaps the queue pointer
+ * out, the thread that finishes or the one that adds, pushes it.
  */
 #include "comm/request.h"
 
@@ -13,10 +13,10 @@
 #include <stdlib.h>
 
 struct mccl_queue {
-    _Atomic uint32_t refs;    /* the user's handle and one per request added */
+    _Atomic uint32_t refs; /* the user's handle and one per request added */
     pthread_mutex_t lock;
     mccl_request *first, *last; /* finished; lock */
-    _Atomic uint32_t events;  /* bumped by every push and by close; waited on */
+    _Atomic uint32_t events;    /* bumped by every push and by close; waited on */
     _Atomic bool closed;
 };
 
@@ -36,7 +36,10 @@ mccl_request *request_create(struct mccl_comm *comm, const struct signature *sig
     return request;
 }
 
-void request_acquire(mccl_request *request) { atomic_fetch_add(&request->refs, 1); }
+void request_acquire(mccl_request *request)
+{
+    atomic_fetch_add(&request->refs, 1);
+}
 
 void request_release(mccl_request *request)
 {
@@ -90,7 +93,8 @@ mccl_result request_report(const mccl_request *request)
 {
     if (request->result == MCCL_OK)
         return MCCL_OK;
-    return error_set(request->result, "%s", request->text ? request->text : mccl_result_text(request->result));
+    return error_set(request->result, "%s",
+                     request->text ? request->text : mccl_result_text(request->result));
 }
 
 int64_t request_until(int64_t timeout_ms)
@@ -115,7 +119,8 @@ mccl_result mccl_queue_create(mccl_queue **queue)
 mccl_result mccl_queue_add(mccl_queue *queue, mccl_request *request, uint64_t user)
 {
     if (!queue || !request)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_queue_add: %s is NULL", queue ? "request" : "queue");
+        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_queue_add: %s is NULL",
+                         queue ? "request" : "queue");
     if (atomic_load(&queue->closed))
         return error_set(MCCL_ERR_INVALID_USAGE, "mccl_queue_add: the queue is closed");
     atomic_store(&request->user, user);
@@ -125,7 +130,8 @@ mccl_result mccl_queue_add(mccl_queue *queue, mccl_request *request, uint64_t us
     if (!atomic_compare_exchange_strong(&request->queue, &none, queue)) {
         request_release(request);
         queue_release(queue);
-        return error_set(MCCL_ERR_INVALID_USAGE, "mccl_queue_add: the request is in a queue already");
+        return error_set(MCCL_ERR_INVALID_USAGE,
+                         "mccl_queue_add: the request is in a queue already");
     }
     if (atomic_load(&request->done)) {
         if (atomic_exchange(&request->queue, NULL))
@@ -149,7 +155,8 @@ static mccl_request *queue_pop(mccl_queue *queue)
     return request;
 }
 
-mccl_result mccl_queue_wait(mccl_queue *queue, int64_t timeout_ms, uint64_t *user, mccl_result *result)
+mccl_result mccl_queue_wait(mccl_queue *queue, int64_t timeout_ms, uint64_t *user,
+                            mccl_result *result)
 {
     if (!queue || !user || !result)
         return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_queue_wait: NULL argument");
@@ -198,9 +205,9 @@ mccl_result mccl_request_wait(mccl_request *request, int64_t timeout_ms)
         return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_request_wait: request is NULL");
     if (!atomic_load(&request->done)) {
         if (request->comm->fork_generation != os_fork_generation())
-            return error_set(MCCL_ERR_INVALID_USAGE,
-                             "mccl_request_wait: the request belongs to the parent process; a forked child must make "
-                             "a communicator of its own");
+            return error_set(MCCL_ERR_INVALID_USAGE, "mccl_request_wait: the request belongs to "
+                                                     "the parent process; a forked child must make "
+                                                     "a communicator of its own");
         engine_wait(request->comm, request, request_until(timeout_ms));
         if (!atomic_load(&request->done))
             return MCCL_IN_PROGRESS;
@@ -220,7 +227,8 @@ mccl_result mccl_request_test(mccl_request *request)
 mccl_result mccl_request_free(mccl_request *request)
 {
     /* Nobody can wait for it any more, so somebody has to drive it. */
-    if (request && !atomic_load(&request->done) && request->comm->fork_generation == os_fork_generation())
+    if (request && !atomic_load(&request->done) &&
+        request->comm->fork_generation == os_fork_generation())
         engine_attend_in_background(request->comm, request);
     request_release(request);
     return MCCL_OK;
@@ -229,9 +237,10 @@ mccl_result mccl_request_free(mccl_request *request)
 mccl_result mccl_request_get_status(mccl_request *request, mccl_status *status)
 {
     if (!request || !status || status->size != sizeof *status)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT,
-                         "mccl_request_get_status: request or status is NULL, or status->size is not %zu",
-                         sizeof *status);
+        return error_set(
+            MCCL_ERR_INVALID_ARGUMENT,
+            "mccl_request_get_status: request or status is NULL, or status->size is not %zu",
+            sizeof *status);
     if (!atomic_load(&request->done))
         return MCCL_IN_PROGRESS;
     status->source = request->source;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests: the handle of one operation, and completion queues of them. A request is shared by the user's handle, the
- * operation in flight and a queue; the last one to let go frees it. It outlives its communicator's connections.
+ * Requests: the handle of one operation, and completion queues of them. A request is shared by the
+ * user's handle, the operation in flight and a queue; the last one to let go frees it. It outlives
+ * its communicator's connections.
  */
 #ifndef MCCL_COMM_REQUEST_H
 #define MCCL_COMM_REQUEST_H
@@ -15,16 +16,16 @@
 
 struct mccl_request {
     _Atomic uint32_t refs;
-    _Atomic uint32_t done;       /* 1: all members below are final */
-    struct mccl_comm *comm;      /* holds a reference */
+    _Atomic uint32_t done;  /* 1: all members below are final */
+    struct mccl_comm *comm; /* holds a reference */
     struct signature signature;
     uint32_t seq;
-    int peer;                    /* point-to-point: as asked for; else -1 */
+    int peer; /* point-to-point: as asked for; else -1 */
     int32_t tag;
-    _Atomic bool unattended;     /* counted in engine.n_unattended */
+    _Atomic bool unattended; /* counted in engine.n_unattended */
     mccl_result result;
-    char *text;                  /* owned; NULL if the operation succeeded */
-    int source;                  /* recv: who sent; else -1 */
+    char *text; /* owned; NULL if the operation succeeded */
+    int source; /* recv: who sent; else -1 */
     int32_t source_tag;
     uint64_t bytes;
     _Atomic uint64_t bytes_done; /* received so far, for messages */

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * The transport contract: one link joins two ranks of one communicator and moves framed messages in order.
- * tcp, shm and rdma implement the same table; everything above knows nothing else about them.
+ * The transport contract: one link joins two ranks of one communicator and moves framed messages in
+ * order. tcp, shm and rdma implement the same table; everything above knows nothing else about
+ * them.
  *
- * Threads: only the owner of the communicator's engine calls a link. No function blocks, none calls back.
- * Results: MCCL_OK, MCCL_IN_PROGRESS ("not now": the other side or the system is not ready), or an error with
- * its text set, after which only `close` is allowed.
- * Ordering: messages arrive in the order of `send`. There is no matching: the receiver looks at each header and
- * then says where the payload goes.
+ * Threads: only the owner of the communicator's engine calls a link. No function blocks, none calls
+ * back. Results: MCCL_OK, MCCL_IN_PROGRESS ("not now": the other side or the system is not ready),
+ * or an error with its text set, after which only `close` is allowed. Ordering: messages arrive in
+ * the order of `send`. There is no matching: the receiver looks at each header and then says where
+ * the payload goes.
  */
 #ifndef MCCL_NET_LINK_H
 #define MCCL_NET_LINK_H
@@ -22,23 +23,26 @@ struct link;
 struct link_ops {
     const char *name;
 
-    /* Queues one message; copies *frame, borrows `payload` (frame->length bytes) until the message counts as
-     * sent. MCCL_IN_PROGRESS: queue full. Does not have to write anything: `flush` does. */
+    /* Queues one message; copies *frame, borrows `payload` (frame->length bytes) until the message
+     * counts as sent. MCCL_IN_PROGRESS: queue full. Does not have to write anything: `flush`
+     * does. */
     mccl_result (*send)(struct link *link, const struct wire_frame *frame, const void *payload);
 
-    /* Writes what it can. MCCL_OK: all queued messages are handed over; link->n_sent counts them. */
+    /* Writes what it can. MCCL_OK: all queued messages are handed over; link->n_sent counts
+     * them. */
     mccl_result (*flush)(struct link *link);
 
-    /* Header of the next message. MCCL_OK: *frame is set and the link stays at this message until `receive`
-     * has taken its payload. link->at_end is set, with MCCL_IN_PROGRESS, when the peer has closed in an orderly
-     * way between two messages. */
+    /* Header of the next message. MCCL_OK: *frame is set and the link stays at this message until
+     * `receive` has taken its payload. link->at_end is set, with MCCL_IN_PROGRESS, when the peer
+     * has closed in an orderly way between two messages. */
     mccl_result (*peek)(struct link *link, struct wire_frame *frame);
 
-    /* Moves the payload of the peeked message into `buffer`; call again with the same buffer until MCCL_OK.
-     * buffer == NULL discards it. */
+    /* Moves the payload of the peeked message into `buffer`; call again with the same buffer until
+     * MCCL_OK. buffer == NULL discards it. */
     mccl_result (*receive)(struct link *link, void *buffer);
 
-    /* Descriptor for the poller (edge-triggered, both directions), or -1 if the link must be polled. */
+    /* Descriptor for the poller (edge-triggered, both directions), or -1 if the link must be
+     * polled. */
     int (*descriptor)(const struct link *link);
 
     /* Closes and frees. NULL is ignored. */
@@ -47,10 +51,10 @@ struct link_ops {
 
 struct link {
     const struct link_ops *ops;
-    uint64_t n_sent;             /* messages completely handed over, in order of `send` */
+    uint64_t n_sent;                     /* messages completely handed over, in order of `send` */
     uint64_t bytes_sent, bytes_received; /* payload of complete messages */
-    uint64_t moved;              /* every byte in or out: tells the engine whether a call got anywhere */
-    bool at_end;                 /* the peer closed in an orderly way and everything was read */
+    uint64_t moved; /* every byte in or out: tells the engine whether a call got anywhere */
+    bool at_end;    /* the peer closed in an orderly way and everything was read */
 };
 
 struct link_tcp_options {
@@ -58,10 +62,11 @@ struct link_tcp_options {
     size_t notsent_lowat; /* 0: off */
 };
 
-/* Takes ownership of a connected, authenticated, non-blocking socket. `early` bytes were already read from it
- * behind the handshake. On error the socket is closed. */
+/* Takes ownership of a connected, authenticated, non-blocking socket. `early` bytes were already
+ * read from it behind the handshake. On error the socket is closed. */
 mccl_result link_tcp_create(int fd, const void *early, size_t early_size, struct link **link);
-/* Sets the socket options that have to be there before connect or listen. Reports clamping in the log. */
+/* Sets the socket options that have to be there before connect or listen. Reports clamping in the
+ * log. */
 void link_tcp_prepare(int fd, const struct link_tcp_options *options);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The TCP link. Owns one socket. Outgoing messages wait in a short ring and leave by vectored writes that join
- * header and payload, and several messages if they fit. Incoming bytes pass through a small read-ahead buffer, so
- * that a small message costs one system call; large payloads go straight into the caller's buffer.
- * Called by the owner of the engine only.
+ * The TCP link. Owns one socket. Outgoing messages wait in a short ring and leave by vectored
+ * writes that join header and payload, and several messages if they fit. Incoming bytes pass
+ * through a small read-ahead buffer, so that a small message costs one system call; large payloads
+ * go straight into the caller's buffer. Called by the owner of the engine only.
  */
 #include "net/link.h"
 
@@ -17,8 +17,8 @@
 #include <sys/uio.h>
 
 enum {
-    RING = 16,           /* messages in the send ring; a power of two */
-    READ_AHEAD = 16384,  /* holds a header and a typical small payload */
+    RING = 16,            /* messages in the send ring; a power of two */
+    READ_AHEAD = 16384,   /* holds a header and a typical small payload */
     WRITE_BURST = 1 << 20 /* at most this much per flush, so that receiving gets its turn */
 };
 
@@ -40,7 +40,10 @@ struct tcp_link {
     unsigned char ahead[READ_AHEAD];
 };
 
-static struct tcp_link *self(struct link *link) { return (struct tcp_link *)(void *)link; }
+static struct tcp_link *self(struct link *link)
+{
+    return (struct tcp_link *)(void *)link;
+}
 
 static mccl_result broken(const char *what)
 {
@@ -79,7 +82,10 @@ static int gather_iov(struct tcp_link *tcp, struct iovec *iov, size_t *total)
         if (left > WRITE_BURST - (*total < WRITE_BURST ? *total : WRITE_BURST))
             left = WRITE_BURST - (*total < WRITE_BURST ? *total : WRITE_BURST);
         if (left > 0) {
-            union { const void *in; void *out; } payload = {.in = out->payload + offset};
+            union {
+                const void *in;
+                void *out;
+            } payload = {.in = out->payload + offset};
             iov[n].iov_base = payload.out;
             iov[n].iov_len = left;
             *total += iov[n++].iov_len;
@@ -129,12 +135,14 @@ static mccl_result tcp_flush(struct link *link)
 }
 
 /* Reads into `direct` first and lets the rest fall into the read-ahead buffer, which must be empty.
- * MCCL_OK with *got bytes of `direct` filled; MCCL_IN_PROGRESS when nothing is there or the peer closed. */
+ * MCCL_OK with *got bytes of `direct` filled; MCCL_IN_PROGRESS when nothing is there or the peer
+ * closed. */
 static mccl_result fill(struct tcp_link *tcp, void *direct, size_t size, size_t *got)
 {
     struct iovec iov[2] = {{direct, size}, {tcp->ahead, sizeof tcp->ahead}};
     const int first = size == 0;
-    /* A large payload gets a read of its own while it is far from its end: the header behind it is not there yet. */
+    /* A large payload gets a read of its own while it is far from its end: the header behind it is
+     * not there yet. */
     const int n = size >= 4 * sizeof tcp->ahead ? 1 : 2 - first;
     const ptrdiff_t received = os_socket_recv(tcp->fd, iov + first, n);
     *got = 0;
@@ -164,7 +172,8 @@ static mccl_result tcp_peek(struct link *link, struct wire_frame *frame)
             memcpy(&tcp->incoming, tcp->ahead + tcp->ahead_start, sizeof tcp->incoming);
             tcp->ahead_start += sizeof tcp->incoming;
             if (tcp->incoming.magic != WIRE_FRAME_MAGIC || tcp->incoming.version != WIRE_VERSION)
-                return error_set(MCCL_ERR_PEER_LOST, "the stream is not in step: bad frame header 0x%04x version %u",
+                return error_set(MCCL_ERR_PEER_LOST,
+                                 "the stream is not in step: bad frame header 0x%04x version %u",
                                  tcp->incoming.magic, tcp->incoming.version);
             tcp->have_header = true;
             tcp->payload_done = 0;
@@ -222,7 +231,10 @@ static mccl_result tcp_receive(struct link *link, void *buffer)
     return MCCL_OK;
 }
 
-static int tcp_descriptor(const struct link *link) { return ((const struct tcp_link *)(const void *)link)->fd; }
+static int tcp_descriptor(const struct link *link)
+{
+    return ((const struct tcp_link *)(const void *)link)->fd;
+}
 
 static void tcp_close(struct link *link)
 {
@@ -265,16 +277,19 @@ void link_tcp_prepare(int fd, const struct link_tcp_options *options)
     if (options->sock_bufsize > 0) {
         size_t granted = 0;
         if (os_socket_buffers(fd, options->sock_bufsize, &granted) != MCCL_OK)
-            log_warn("MCCL_SOCK_BUFSIZE=%zu: the system refused it: %s", options->sock_bufsize, error_text());
+            log_warn("MCCL_SOCK_BUFSIZE=%zu: the system refused it: %s", options->sock_bufsize,
+                     error_text());
         else if (granted < options->sock_bufsize && !atomic_exchange(&clamping_reported, true))
-            log_warn("MCCL_SOCK_BUFSIZE=%zu: the system granted %zu", options->sock_bufsize, granted);
+            log_warn("MCCL_SOCK_BUFSIZE=%zu: the system granted %zu", options->sock_bufsize,
+                     granted);
         else
             log_info("socket buffers: asked for %zu, granted %zu", options->sock_bufsize, granted);
     }
-    if (options->notsent_lowat > 0 && os_socket_notsent_lowat(fd, options->notsent_lowat) == MCCL_OK)
+    if (options->notsent_lowat > 0 &&
+        os_socket_notsent_lowat(fd, options->notsent_lowat) == MCCL_OK)
         log_debug("TCP_NOTSENT_LOWAT %zu", options->notsent_lowat);
-    /* bbr, the default of many Linux hosts, paces even loopback and halves its rate (docs/rationale.md);
-     * where the system does not allow the change the default stays. */
+    /* bbr, the default of many Linux hosts, paces even loopback and halves its rate
+     * (docs/rationale.md); where the system does not allow the change the default stays. */
     if (os_socket_congestion(fd, "cubic") == MCCL_OK)
         log_debug("congestion control: cubic");
 }

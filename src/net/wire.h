@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Every struct that travels. Little-endian, fixed width, no padding, no pointers; docs/protocol.md is the prose.
- * Nothing here is trusted before the handshake is through, and every length is checked against what the local
- * operation expects even after it.
+ * Every struct that travels. Little-endian, fixed width, no padding, no pointers; docs/protocol.md
+ * is the prose. Nothing here is trusted before the handshake is through, and every length is
+ * checked against what the local operation expects even after it.
  */
 #ifndef MCCL_NET_WIRE_H
 #define MCCL_NET_WIRE_H
@@ -17,7 +17,8 @@
 #define WIRE_VERSION 1 /* of frames and handshake; spoken versions are negotiated as a range */
 #define WIRE_HELLO_MAGIC 0x4c43434du /* "MCCL" */
 #define WIRE_FRAME_MAGIC 0x434d      /* "MC" */
-#define WIRE_CONTROL_MAX 1024        /* most payload bytes of a control frame; longer ones close the link */
+#define WIRE_CONTROL_MAX \
+    1024 /* most payload bytes of a control frame; longer ones close the link */
 
 enum wire_purpose { PURPOSE_BOOTSTRAP = 1, PURPOSE_CONTROL = 2, PURPOSE_DATA = 3, PURPOSE_P2P = 4 };
 
@@ -37,17 +38,20 @@ static_assert(sizeof(struct wire_hello) == 80, "layout");
 
 enum wire_status {
     STATUS_OK = 0,
-    STATUS_UNKNOWN = 1, /* no such communicator or rank here (yet): try again, or the next address */
-    STATUS_VERSION = 2, /* no common protocol version; `version` and `rank` carry the acceptor's range */
-    STATUS_BUSY = 3,    /* link already there, or too many handshakes: try again */
-    STATUS_AUTH = 4     /* proof is wrong */
+    STATUS_UNKNOWN =
+        1, /* no such communicator or rank here (yet): try again, or the next address */
+    STATUS_VERSION =
+        2, /* no common protocol version; `version` and `rank` carry the acceptor's range */
+    STATUS_BUSY = 3, /* link already there, or too many handshakes: try again */
+    STATUS_AUTH = 4  /* proof is wrong */
 };
 
 /* Acceptor's answer. mac = HMAC(key, "mccl acceptor" | hello | this message up to mac). */
 struct wire_challenge {
     uint32_t magic;
     uint16_t version; /* the one to speak */
-    uint8_t status;   /* enum wire_status; if not OK the rest is meaningless and the connection ends */
+    uint8_t
+        status; /* enum wire_status; if not OK the rest is meaningless and the connection ends */
     uint8_t reserved;
     uint32_t rank;
     uint32_t reserved2;
@@ -69,21 +73,21 @@ struct wire_accept {
 static_assert(sizeof(struct wire_accept) == 8, "layout");
 
 enum wire_type {
-    FRAME_DATA = 1,       /* collective payload */
-    FRAME_HEARTBEAT = 2,  /* control links from here */
-    FRAME_ABORT = 3,      /* kind: mccl_result; aux: rank at fault + 1, or 0; payload: cause as text */
-    FRAME_GOODBYE = 4,    /* clean exit follows */
-    FRAME_PROBE = 5,      /* "I am waiting in this operation": seq and signature */
-    FRAME_DIAL = 6,       /* "please dial a point-to-point link to me" */
-    FRAME_P2P_EAGER = 8,  /* point-to-point links from here: seq: message number, aux: tag */
-    FRAME_P2P_READY = 9,  /* a large message is ready to be fetched; count: elements, length: 0 */
-    FRAME_P2P_FETCH = 10, /* seq: message number to start sending */
-    FRAME_P2P_DATA = 11,  /* count: byte offset of this piece */
+    FRAME_DATA = 1,      /* collective payload */
+    FRAME_HEARTBEAT = 2, /* control links from here */
+    FRAME_ABORT = 3,   /* kind: mccl_result; aux: rank at fault + 1, or 0; payload: cause as text */
+    FRAME_GOODBYE = 4, /* clean exit follows */
+    FRAME_PROBE = 5,   /* "I am waiting in this operation": seq and signature */
+    FRAME_DIAL = 6,    /* "please dial a point-to-point link to me" */
+    FRAME_P2P_EAGER = 8,   /* point-to-point links from here: seq: message number, aux: tag */
+    FRAME_P2P_READY = 9,   /* a large message is ready to be fetched; count: elements, length: 0 */
+    FRAME_P2P_FETCH = 10,  /* seq: message number to start sending */
+    FRAME_P2P_DATA = 11,   /* count: byte offset of this piece */
     FRAME_P2P_CREDIT = 12, /* count: eager bytes the receiver has matched since the last one */
-    FRAME_CHECK_IN = 16,  /* bootstrap links from here: payload struct wire_member */
-    FRAME_STATUS = 17,    /* payload: text naming the ranks that are missing */
-    FRAME_TABLE = 18,     /* payload: n_ranks x struct wire_member */
-    FRAME_REFUSE = 19     /* kind: mccl_result; payload: text */
+    FRAME_CHECK_IN = 16,   /* bootstrap links from here: payload struct wire_member */
+    FRAME_STATUS = 17,     /* payload: text naming the ranks that are missing */
+    FRAME_TABLE = 18,      /* payload: n_ranks x struct wire_member */
+    FRAME_REFUSE = 19      /* kind: mccl_result; payload: text */
 };
 
 /* One header before every payload, zero-byte payloads included. */
@@ -95,10 +99,10 @@ struct wire_frame {
     uint8_t dtype;     /* mccl_dtype */
     uint8_t reduce_op; /* mccl_op or SIGNATURE_NO_OP */
     uint8_t reserved;
-    uint32_t seq;      /* of the operation; collectives and point-to-point count apart */
-    uint32_t aux;      /* collectives: root; point-to-point: tag */
-    uint64_t count;    /* elements of the operation (signature), or offset where the type says so */
-    uint64_t length;   /* payload bytes that follow */
+    uint32_t seq;    /* of the operation; collectives and point-to-point count apart */
+    uint32_t aux;    /* collectives: root; point-to-point: tag */
+    uint64_t count;  /* elements of the operation (signature), or offset where the type says so */
+    uint64_t length; /* payload bytes that follow */
 };
 static_assert(sizeof(struct wire_frame) == 32, "layout");
 
