@@ -126,11 +126,12 @@ static mccl_result start_check_in(struct mccl_comm *comm, const struct unique_id
     struct endpoint *endpoint = comm->endpoint;
     mccl_result result = MCCL_OK;
     endpoint_lock(endpoint);
+    bootstrap_adopt_key(endpoint, comm);
     if (comm->n_ranks == 1) {
         struct wire_member self;
         bootstrap_member(comm, &self);
         comm_start_mesh(comm, &self);
-        bootstrap_forget(endpoint, comm->id);
+        bootstrap_forget(endpoint, comm);
     } else {
         const bool same_host = memcmp(id->host_id, endpoint->host_id, sizeof id->host_id) == 0;
         result = dial_start(comm, -1, PURPOSE_BOOTSTRAP, 0, id->addresses, id->n_addresses,

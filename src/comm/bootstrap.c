@@ -13,8 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STATUS_EVERY_NS OS_SEC      /* how often waiting ranks hear who is missing */
-#define LOG_WAITING_NS (5 * OS_SEC) /* and from when on the log says so */
+#define STATUS_FIRST_NS (50 * OS_MS) /* most ranks come together: nothing is said before */
+#define STATUS_EVERY_NS OS_SEC       /* how often waiting ranks hear who is missing */
+#define LOG_WAITING_NS (5 * OS_SEC)  /* and from when on the log says so */
 
 struct session {
     struct session *next; /* endpoint's list */
@@ -150,6 +151,13 @@ struct session *bootstrap_find(struct endpoint *endpoint, const uint8_t comm_id[
     return NULL;
 }
 
+void bootstrap_adopt_key(struct endpoint *endpoint, const struct mccl_comm *comm)
+{
+    struct session *session = bootstrap_find(endpoint, comm->id);
+    if (session)
+        memcpy(session->key, comm->key, sizeof session->key);
+}
+
 void bootstrap_on_client(struct session *session, struct conn *conn)
 {
     (void)session;
@@ -171,8 +179,16 @@ static void refuse_all(struct session *session, mccl_result result, const char *
     session->finished = true;
 }
 
+/* Everybody is there. Settings are compared only now, so that every rank hears of a disagreement.
+ */
 static void send_table(struct session *session)
 {
+    char text[400];
+    for (int rank = 1; rank < session->n_ranks; rank++)
+        if (bootstrap_disagree(&session->members[0], &session->members[rank], text, sizeof text)) {
+            refuse_all(session, MCCL_ERR_MISMATCH, text);
+            return;
+        }
     const struct wire_frame frame = {
         .type = FRAME_TABLE, .length = (uint64_t)session->n_ranks * sizeof *session->members};
     for (int rank = 0; rank < session->n_ranks; rank++)
@@ -216,13 +232,6 @@ static bool admit(struct session *session, struct conn *conn, const struct wire_
         refuse_all(session, MCCL_ERR_MISMATCH, text);
         return false;
     }
-    for (int rank = 0; rank < session->n_ranks; rank++)
-        if (session->clients[rank] &&
-            bootstrap_disagree(&session->members[rank], member, text, sizeof text)) {
-            refuse(conn, MCCL_ERR_MISMATCH, text);
-            refuse_all(session, MCCL_ERR_MISMATCH, text);
-            return false;
-        }
     return true;
 }
 
@@ -244,7 +253,8 @@ void bootstrap_on_client_frame(struct session *session, struct conn *conn,
     session->members[member.rank] = member;
     session->clients[member.rank] = conn;
     session->n_present++;
-    session->status_due_ns = os_now_ns() + STATUS_EVERY_NS;
+    if (session->status_due_ns == 0)
+        session->status_due_ns = os_now_ns() + STATUS_FIRST_NS;
     if (session->n_present == session->n_ranks)
         send_table(session);
 }
@@ -295,12 +305,16 @@ int64_t bootstrap_on_time(struct session *session, int64_t now_ns)
     return session->status_due_ns;
 }
 
-void bootstrap_forget(struct endpoint *endpoint, const uint8_t comm_id[16])
+void bootstrap_forget(struct endpoint *endpoint, const struct mccl_comm *comm)
 {
-    struct session *session = bootstrap_find(endpoint, comm_id);
-    if (session)
-        refuse_all(session, MCCL_ERR_PEER_LOST,
-                   "the process that made the unique id gave the group up");
+    struct session *session = bootstrap_find(endpoint, comm->id);
+    if (!session)
+        return;
+    char text[600];
+    snprintf(text, sizeof text, "the process that made the unique id gave the group up: %s",
+             comm->cause.text);
+    refuse_all(session, comm->cause.result == MCCL_OK ? MCCL_ERR_ABORTED : comm->cause.result,
+               text);
     endpoint_wake(endpoint);
 }
 

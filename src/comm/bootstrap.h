@@ -41,8 +41,12 @@ void bootstrap_on_client_end(struct session *session, struct conn *conn);
 struct session *bootstrap_next(const struct session *session);
 /* Status lines, end of life. Returns when it wants to be called again. */
 int64_t bootstrap_on_time(struct session *session, int64_t now_ns);
-/* The communicator with this id is gone from this process: so is its session. */
-void bootstrap_forget(struct endpoint *endpoint, const uint8_t comm_id[16]);
+/* A communicator of this process has this id: its key, with the user's MCCL_AUTH_KEY in it, is the
+ * session's. */
+void bootstrap_adopt_key(struct endpoint *endpoint, const struct mccl_comm *comm);
+/* The communicator with this id leaves this process before it was ready: its session ends with the
+ * same cause. */
+void bootstrap_forget(struct endpoint *endpoint, const struct mccl_comm *comm);
 /* Frees what bootstrap_on_time and others have finished; all of them at the endpoint's end. */
 void bootstrap_sweep(struct endpoint *endpoint, bool all);
 

@@ -135,7 +135,7 @@ void comm_destroy(struct mccl_comm *comm)
             break;
         }
     if (!was_ready)
-        bootstrap_forget(endpoint, comm->id);
+        bootstrap_forget(endpoint, comm);
     endpoint_unlock(endpoint);
     endpoint_wake(endpoint);
     endpoint_release(endpoint);

@@ -33,6 +33,7 @@ struct peer {
     bool same_host;
     struct conn *control;
     bool have_data;    /* the data link was handed to the engine */
+    bool ready;        /* it is connected with all ranks */
     bool p2p_wanted;   /* a point-to-point link was asked for */
     bool goodbye;      /* the peer said that it leaves */
     _Atomic bool left; /* and it is gone; any thread */
@@ -66,7 +67,8 @@ struct mccl_comm {
     int64_t started_ns, deadline_ns; /* of the present phase of initialisation */
     int64_t waiting_logged_ns;
     int64_t heartbeat_due_ns;
-    int links_missing; /* while MESHING */
+    int links_missing; /* while MESHING: control and data links to come */
+    int ranks_missing; /* and ranks that are not connected with everybody yet */
     bool closing;      /* destroyed: peers' endings are of no interest any more */
     uint64_t heartbeats_sent, heartbeats_received;
 
@@ -106,8 +108,12 @@ mccl_result comm_cause(struct mccl_comm *comm);
 /* ---- initialisation (comm_init.c); endpoint's lock held ---- */
 /* Members are known: dials control and data links to all lower ranks. Table of n_ranks entries. */
 void comm_start_mesh(struct mccl_comm *comm, const struct wire_member *table);
+/* Sets the socket options that the communicator's settings ask for. */
+void comm_prepare_socket(const struct mccl_comm *comm, int fd);
 /* A handshake for this communicator is through; takes the connection's socket for data and p2p. */
 void comm_on_connection(struct mccl_comm *comm, struct conn *conn);
+/* The peer is connected with every rank. */
+void comm_on_peer_ready(struct mccl_comm *comm, int peer);
 /* A dial gave up. */
 void comm_on_dial_failed(struct mccl_comm *comm, const struct dial *dial);
 /* Deadlines, heartbeats, silence. Returns when it wants to be called again. */
@@ -123,6 +129,7 @@ void control_on_end(struct mccl_comm *comm, int peer, const char *why);
  * names the real culprit is not overtaken by the closing of sockets. Takes the endpoint's lock. */
 void control_link_lost(struct mccl_comm *comm, int peer, const char *why);
 void control_send_heartbeats(struct mccl_comm *comm);
+void control_send_ready(struct mccl_comm *comm);
 void control_send_goodbyes(struct mccl_comm *comm);
 void control_send_aborts(struct mccl_comm *comm);
 /* "I wait for you in operation `seq`": takes the endpoint's lock. */

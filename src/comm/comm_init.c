@@ -27,6 +27,31 @@ static void become_ready(struct mccl_comm *comm)
              (double)(now_ns - comm->started_ns) / 1e9);
 }
 
+/* Ready means that all ranks are connected with all, so that no rank starts while another is about
+ * to fail. */
+static void check_connected(struct mccl_comm *comm)
+{
+    if (comm->links_missing > 0)
+        return;
+    if (comm->links_missing == 0) {
+        comm->links_missing = -1; /* said once */
+        control_send_ready(comm);
+    }
+    if (comm->ranks_missing == 0)
+        become_ready(comm);
+}
+
+void comm_on_peer_ready(struct mccl_comm *comm, int peer)
+{
+    if (comm->peers[peer].ready)
+        return;
+    comm->peers[peer].ready = true;
+    if (atomic_load(&comm->phase) != COMM_MESHING)
+        return;
+    comm->ranks_missing--;
+    check_connected(comm);
+}
+
 void comm_start_mesh(struct mccl_comm *comm, const struct wire_member *table)
 {
     const int64_t deadline_ns = os_now_ns() + comm->settings.connect_timeout_ms * OS_MS;
@@ -48,8 +73,10 @@ void comm_start_mesh(struct mccl_comm *comm, const struct wire_member *table)
         if (peer != comm->rank)
             comm->links_missing += !comm->peers[peer].control + !comm->peers[peer].have_data;
     atomic_store(&comm->phase, COMM_MESHING);
-    if (comm->links_missing == 0)
-        become_ready(comm);
+    comm->ranks_missing = 0;
+    for (int peer = 0; peer < comm->n_ranks; peer++)
+        comm->ranks_missing += peer != comm->rank && !comm->peers[peer].ready;
+    check_connected(comm);
     for (int peer = 0; peer < comm->rank; peer++) {
         const struct peer *to = &comm->peers[peer];
         for (int purpose = PURPOSE_CONTROL; purpose <= PURPOSE_DATA; purpose++)
@@ -64,8 +91,17 @@ void comm_start_mesh(struct mccl_comm *comm, const struct wire_member *table)
 
 static void link_is_there(struct mccl_comm *comm)
 {
-    if (atomic_load(&comm->phase) == COMM_MESHING && --comm->links_missing == 0)
-        become_ready(comm);
+    if (atomic_load(&comm->phase) != COMM_MESHING)
+        return;
+    comm->links_missing--;
+    check_connected(comm);
+}
+
+void comm_prepare_socket(const struct mccl_comm *comm, int fd)
+{
+    link_tcp_prepare(fd,
+                     &(struct link_tcp_options){.sock_bufsize = (size_t)comm->settings.sock_bufsize,
+                                                .notsent_lowat = (size_t)comm->settings.tcp_lowat});
 }
 
 static void take_socket(struct mccl_comm *comm, struct conn *conn, bool p2p)
@@ -97,6 +133,7 @@ void comm_on_connection(struct mccl_comm *comm, struct conn *conn)
         conn_kill(conn, "the communicator is closed");
         return;
     }
+    comm_prepare_socket(comm, conn->fd); /* accepted ones have the endpoint's options so far */
     switch (conn->hello.purpose) {
     case PURPOSE_BOOTSTRAP:
         bootstrap_check_in(comm, conn);
@@ -163,15 +200,20 @@ static void initialisation_timed_out(struct mccl_comm *comm, int64_t now_ns)
     }
     char ranks[128] = "";
     size_t used = 0;
-    for (int peer = 0; peer < comm->n_ranks; peer++)
-        if (peer != comm->rank && (!comm->peers[peer].control || !comm->peers[peer].have_data) &&
-            used < sizeof ranks)
+    const bool connected = comm->links_missing < 0;
+    for (int peer = 0; peer < comm->n_ranks; peer++) {
+        const struct peer *to = &comm->peers[peer];
+        const bool missing = connected ? !to->ready : !to->control || !to->have_data;
+        if (peer != comm->rank && missing && used < sizeof ranks)
             used +=
                 (size_t)snprintf(ranks + used, sizeof ranks - used, "%s%d", used ? ", " : "", peer);
+    }
     comm_fail_locked(comm, true, MCCL_ERR_TIMEOUT, -1,
-                     "rank %d of group '%s' has no connection with rank(s) %s after "
-                     "MCCL_CONNECT_TIMEOUT_MS=%lld; do they still run, and are their ports open?",
-                     comm->rank, comm->name, ranks, (long long)comm->settings.connect_timeout_ms);
+                     "rank %d of group '%s' %s rank %s within MCCL_CONNECT_TIMEOUT_MS=%lld; does "
+                     "it still run, and is its port open?",
+                     comm->rank, comm->name,
+                     connected ? "is connected, but so was not" : "has no connection with", ranks,
+                     (long long)comm->settings.connect_timeout_ms);
 }
 
 static int64_t check_silence(struct mccl_comm *comm, int64_t now_ns)

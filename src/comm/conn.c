@@ -61,7 +61,7 @@ struct conn *conn_dial(struct endpoint *endpoint, struct dial *dial,
         error_set(MCCL_ERR_SYSTEM, "socket: %s", strerror(errno));
         return NULL;
     }
-    link_tcp_prepare(fd, &endpoint->socket_options);
+    comm_prepare_socket(dial->comm, fd);
     struct sockaddr_storage source;
     if (from && from->family) {
         const socklen_t size = os_address_to_sockaddr(from, 0, &source);

@@ -26,6 +26,12 @@ void control_send_heartbeats(struct mccl_comm *comm)
             comm->heartbeats_sent++;
 }
 
+void control_send_ready(struct mccl_comm *comm)
+{
+    const struct wire_frame frame = {.type = FRAME_READY};
+    send_to_all(comm, &frame, NULL);
+}
+
 void control_send_goodbyes(struct mccl_comm *comm)
 {
     const struct wire_frame frame = {.type = FRAME_GOODBYE};
@@ -126,8 +132,13 @@ static void on_abort(struct mccl_comm *comm, int peer, const struct wire_frame *
     const mccl_result result = frame->kind > MCCL_IN_PROGRESS && frame->kind <= MCCL_ERR_INTERNAL
                                    ? (mccl_result)frame->kind
                                    : MCCL_ERR_ABORTED;
-    comm_fail_locked(comm, false, result, culprit >= 0 && culprit < comm->n_ranks ? culprit : peer,
-                     "%.440s (reported by rank %d)", text, peer);
+    /* Passed on before this rank may close its links: else its end, not the culprit's, would be
+     * what others see. */
+    const int rank = culprit >= 0 && culprit < comm->n_ranks ? culprit : peer;
+    if (strstr(text, "(reported by rank"))
+        comm_fail_locked(comm, true, result, rank, "%.440s", text);
+    else
+        comm_fail_locked(comm, true, result, rank, "%.440s (reported by rank %d)", text, peer);
 }
 
 static mccl_result dial_p2p(struct mccl_comm *comm, int peer)
@@ -176,6 +187,9 @@ void control_on_frame(struct mccl_comm *comm, int peer, const struct wire_frame 
         break;
     case FRAME_PROBE:
         on_probe(comm, peer, frame);
+        break;
+    case FRAME_READY:
+        comm_on_peer_ready(comm, peer);
         break;
     case FRAME_DIAL:
         if (peer < comm->rank)

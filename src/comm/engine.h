@@ -38,6 +38,8 @@ struct operation {
     bool alone; /* starts only when everything before it is done (barrier) */
     bool started;
     bool probed;
+    int suspect;              /* rank that seems to have left this operation out, while */
+    int64_t suspect_until_ns; /* is not 0 */
     uint32_t steps_left;
     int64_t deadline_ns, warn_ns;
     int64_t submitted_ns;

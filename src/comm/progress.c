@@ -18,6 +18,10 @@
     8 /* messages of one link before the others and the reductions get their turn */
 #define COMPUTE_BURST 2 /* reductions (of at most a piece each) before the links get theirs */
 
+#define SUSPECT_NS                                                                 \
+    (300 * OS_MS) /* for the answer to a probe: several round trips of any network \
+                   */
+
 /* ---- steps and operations ---- */
 
 static void push_ready(struct mccl_comm *comm, struct operation *operation, uint32_t step)
@@ -294,6 +298,18 @@ static void mismatch(struct mccl_comm *comm, int peer, const struct wire_frame *
     comm_mismatch(comm, peer, frame->seq, own, &theirs);
 }
 
+/* The peer has gone past `operation` and we still wait for its data. Its answer to a probe names
+ * both sides' values; without one (same signature, but counts by rank that differ) the wait ends a
+ * little later all the same. */
+static void suspect(struct mccl_comm *comm, int peer, struct operation *operation)
+{
+    if (operation->suspect_until_ns != 0)
+        return;
+    operation->suspect_until_ns = os_now_ns() + SUSPECT_NS;
+    operation->suspect = peer;
+    control_probe(comm, peer, operation->seq, &operation->signature);
+}
+
 /* Does the waiting frame fit the receive that is due? True: start taking its payload. */
 static bool match(struct mccl_comm *comm, struct engine_link *link)
 {
@@ -312,17 +328,11 @@ static bool match(struct mccl_comm *comm, struct engine_link *link)
         const bool early =
             !engine->any_active || (int32_t)(frame->seq - engine->last_active_seq) > 0;
         if (!operation && early)
-            return false; /* ours is still to come */
-        if (operation &&
-            early) { /* the peer is past our operation without having sent what we expect */
-            comm_fail(comm, MCCL_ERR_MISMATCH, link->peer,
-                      "rank %d went on to operation seq %u without sending all that rank %d "
-                      "expects for seq %u; "
-                      "make the counts of both sides agree",
-                      link->peer, frame->seq, comm->rank, operation->seq);
-        } else {
+            return false;       /* ours is still to come */
+        if (operation && early) /* past ours, without having sent what we expect for it */
+            suspect(comm, link->peer, operation);
+        else
             mismatch(comm, link->peer, frame, known ? &own : NULL);
-        }
         return false;
     }
     if (!may_run(engine, operation))
@@ -555,6 +565,15 @@ static int64_t check_inbox(struct mccl_comm *comm, int64_t now_ns)
     return next_ns;
 }
 
+static void give_up_on_suspect(struct mccl_comm *comm, const struct operation *operation)
+{
+    comm_fail(
+        comm, MCCL_ERR_MISMATCH, operation->suspect,
+        "ranks disagree in %s seq %u: rank %d went on without sending all that rank %d expects; "
+        "make the counts of both sides agree",
+        op_kind_name(operation->signature.kind), operation->seq, operation->suspect, comm->rank);
+}
+
 int64_t progress_check_time(struct mccl_comm *comm, int64_t now_ns, int64_t probe_after_ns)
 {
     struct engine *engine = &comm->engine;
@@ -574,6 +593,12 @@ int64_t progress_check_time(struct mccl_comm *comm, int64_t now_ns, int64_t prob
                 operation->seq, (double)(now_ns - operation->submitted_ns) / 1e9, ranks);
             operation->warn_ns = INT64_MAX;
         }
+        if (operation->suspect_until_ns != 0 && now_ns >= operation->suspect_until_ns) {
+            give_up_on_suspect(comm, operation);
+            return now_ns;
+        }
+        if (operation->suspect_until_ns != 0 && operation->suspect_until_ns < next_ns)
+            next_ns = operation->suspect_until_ns;
         if (operation->deadline_ns < next_ns)
             next_ns = operation->deadline_ns;
         if (operation->warn_ns < next_ns)

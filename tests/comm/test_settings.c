@@ -96,7 +96,7 @@ static void wire_read(struct wire *wire)
         struct tcp_info info;
         socklen_t size = sizeof info;
         if (is_connected_tcp(fd) && getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0)
-            wire->sent[fd] = info.tcpi_bytes_sent;
+            wire->sent[fd] = info.tcpi_bytes_sent - info.tcpi_bytes_retrans;
     }
 }
 
@@ -263,6 +263,7 @@ static void connect_timeout(struct rank *self)
     }
     const int64_t start_ms = now_ms();
     const mccl_result result = mccl_comm_init_rank(&comm, self->n, &id, self->rank, &config);
+    CHECK_HAS(mccl_last_error(), "MCCL_CONNECT_TIMEOUT_MS=600");
     CHECK(result == MCCL_ERR_TIMEOUT || result == MCCL_ERR_CONNECT);
     CHECK(comm == NULL);
     CHECK_GE_I64(now_ms() - start_ms, 550);
