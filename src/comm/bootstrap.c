@@ -298,7 +298,7 @@ int64_t bootstrap_on_time(struct session *session, int64_t now_ns)
             conn_send_frame(session->clients[rank], &frame, missing);
     if (session->logged_ns == 0 && now_ns - session->started_ns >= LOG_WAITING_NS) {
         session->logged_ns = now_ns;
-        log_warn("%d of %d ranks have checked in; waiting for rank(s) %s", session->n_present,
+        log_warn("%d of %d ranks have checked in; waiting for rank %s", session->n_present,
                  session->n_ranks, missing);
     }
     session->status_due_ns = now_ns + STATUS_EVERY_NS;

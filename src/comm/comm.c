@@ -41,9 +41,10 @@ static mccl_result fill(struct mccl_comm *comm, const mccl_config *config)
     comm->timeout_ms = config && config->timeout_ms > 0 ? config->timeout_ms : DEFAULT_TIMEOUT_MS;
     comm->operation_ms = comm->timeout_ms;
     comm->warn_ms = comm->settings.watchdog_timeout_ms;
-    /* A watchdog value that the user chose ends operations; the default only reports. */
-    if (config_is_explicit(&comm->settings, "watchdog_timeout_ms") &&
-        comm->warn_ms < comm->operation_ms)
+    /* Without a time-out of the group, a watchdog value that the user chose ends operations; else
+     * it only reports. */
+    const bool chosen = config && config->timeout_ms > 0;
+    if (!chosen && config_is_explicit(&comm->settings, "watchdog_timeout_ms"))
         comm->operation_ms = comm->warn_ms;
     snprintf(comm->name, sizeof comm->name, "%s", config && config->name ? config->name : "");
     if (comm->name[0] == '\0')

@@ -187,7 +187,7 @@ static void initialisation_timed_out(struct mccl_comm *comm, int64_t now_ns)
     if (atomic_load(&comm->phase) == COMM_CHECKING_IN) {
         if (comm->checked_in)
             comm_fail_locked(comm, false, MCCL_ERR_TIMEOUT, -1,
-                             "rank %d of group '%s' waited %.1f s for rank(s) %s to check in; were "
+                             "rank %d of group '%s' waited %.1f s for rank %s to check in; were "
                              "they started, with the right rank and id?",
                              comm->rank, comm->name, waited_s,
                              comm->missing[0] ? comm->missing : "(unknown)");
