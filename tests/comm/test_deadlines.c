@@ -18,7 +18,8 @@
 static void check_deadline(int64_t start_ms, int64_t timeout_ms)
 {
     const int64_t took_ms = now_ms() - start_ms;
-    CHECK_GE_I64(took_ms, timeout_ms - 1);
+    /* An operation submitted a little before `start_ms` may be the one whose time is up. */
+    CHECK_GE_I64(took_ms, timeout_ms - 20);
     CHECK_LE_I64(took_ms, timeout_ms + GRACE_MS);
 }
 

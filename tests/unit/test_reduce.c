@@ -6,6 +6,8 @@
  * the argument `bench` it prints throughput instead.
  */
 /* limit: 240 s */
+/* sanitize: not thread */
+/* It has one thread, and takes six minutes there. */
 #include "reduce/reduce.h"
 #include "support/check.h"
 
