@@ -53,7 +53,8 @@ static bool term_matches(const char *term, const struct os_interface *interface)
             return false;
         if (!slash)
             return os_address_equal_ip(&address, &interface->address);
-        return os_address_same_subnet(&address, &interface->address, atoi(slash + 1));
+        return os_address_same_subnet(&address, &interface->address,
+                                      (int)strtol(slash + 1, NULL, 10));
     }
     if (term[0] == '=')
         return strcmp(term + 1, interface->name) == 0;

@@ -586,11 +586,10 @@ int64_t progress_check_time(struct mccl_comm *comm, int64_t now_ns, int64_t prob
         if (now_ns >= operation->warn_ns) {
             char ranks[128];
             waited_for(comm, operation, ranks, sizeof ranks);
-            log_warn(
-                "rank %d of %d, group '%s': %s seq %u has been waiting for %.1f s for rank %s "
-                "(MCCL_WATCHDOG_TIMEOUT_MS)",
-                comm->rank, comm->n_ranks, comm->name, op_kind_name(operation->signature.kind),
-                operation->seq, (double)(now_ns - operation->submitted_ns) / 1e9, ranks);
+            log_warn("rank %d of %d, group '%s': %s seq %u has been waiting for %.1f s for rank %s "
+                     "(MCCL_WATCHDOG_TIMEOUT_MS)",
+                     comm->rank, comm->n_ranks, comm->name, op_kind_name(operation->signature.kind),
+                     operation->seq, (double)(now_ns - operation->submitted_ns) / 1e9, ranks);
             operation->warn_ns = INT64_MAX;
         }
         if (operation->suspect_until_ns != 0 && now_ns >= operation->suspect_until_ns) {
