@@ -7,37 +7,53 @@
  */
 #include "coll/build.h"
 
-/* One rank's part for another. `data` is NULL where a rank has nothing to say about it. */
+/* One rank's part for another. `data` is NULL where a rank has nothing to say about it. Where each
+ * side has a count of its own (`counted`), an empty part is said, too: else ranks whose counts
+ * disagree would wait for each other in silence. */
 struct outgoing {
     const unsigned char *data;
     size_t bytes;
+    bool counted;
 };
 
 struct incoming {
     unsigned char *data;
     size_t bytes;
+    bool counted;
 };
 
 static struct outgoing from_array(const void *data, size_t bytes)
 {
-    return (struct outgoing){bytes == 0 ? NULL : data, bytes};
+    return (struct outgoing){bytes == 0 ? NULL : data, bytes, false};
+}
+
+static struct outgoing counted_from(const void *data, size_t bytes)
+{
+    return (struct outgoing){bytes == 0 ? NULL : data, bytes, true};
 }
 
 static struct outgoing from_block(const struct coll_call *call, size_t index, size_t bytes)
 {
-    return bytes == 0 ? (struct outgoing){0}
-                      : (struct outgoing){(const unsigned char *)call->send + index * bytes, bytes};
+    return bytes == 0
+               ? (struct outgoing){0}
+               : (struct outgoing){(const unsigned char *)call->send + index * bytes, bytes, false};
 }
 
 static struct incoming into_array(void *data, size_t bytes)
 {
-    return (struct incoming){bytes == 0 ? NULL : data, bytes};
+    return (struct incoming){bytes == 0 ? NULL : data, bytes, false};
+}
+
+static struct incoming counted_into(void *data, size_t bytes)
+{
+    return (struct incoming){bytes == 0 ? NULL : data, bytes, true};
 }
 
 static struct incoming into_block(const struct coll_call *call, size_t index, size_t bytes)
 {
-    return bytes == 0 ? (struct incoming){0}
-                      : (struct incoming){(unsigned char *)call->recv + index * bytes, bytes};
+    return bytes == 0
+               ? (struct incoming){0}
+               : (struct incoming){(unsigned char *)call->recv + index * bytes, bytes, false};
 }
 
 /* What this rank sends to `peer`. */
@@ -52,17 +68,18 @@ static struct outgoing outgoing_to(const struct coll_call *call, int rank, int p
     case OP_ALL_GATHER_V:
         return from_array(call->send, call->recv_counts[rank] * element);
     case OP_GATHER:
-    case OP_GATHER_V:
         return peer == call->root ? from_array(call->send, bytes) : (struct outgoing){0};
+    case OP_GATHER_V:
+        return peer == call->root ? counted_from(call->send, bytes) : (struct outgoing){0};
     case OP_SCATTER:
         return is_root ? from_block(call, (size_t)peer, bytes) : (struct outgoing){0};
     case OP_SCATTER_V:
-        return is_root ? from_array(call->sends[peer], call->send_counts[peer] * element)
+        return is_root ? counted_from(call->sends[peer], call->send_counts[peer] * element)
                        : (struct outgoing){0};
     case OP_ALL_TO_ALL:
         return from_block(call, (size_t)peer, bytes);
     default: /* OP_ALL_TO_ALL_V */
-        return from_array(call->sends[peer], call->send_counts[peer] * element);
+        return counted_from(call->sends[peer], call->send_counts[peer] * element);
     }
 }
 
@@ -79,13 +96,16 @@ static struct incoming incoming_from(const struct coll_call *call, int rank, int
     case OP_GATHER:
         return is_root ? into_block(call, (size_t)peer, bytes) : (struct incoming){0};
     case OP_GATHER_V:
-        return is_root ? into_array(call->recvs[peer], call->recv_counts[peer] * element)
+        return is_root ? counted_into(call->recvs[peer], call->recv_counts[peer] * element)
                        : (struct incoming){0};
     case OP_SCATTER:
-    case OP_SCATTER_V:
         return peer == call->root ? into_array(call->recv, bytes) : (struct incoming){0};
-    default: /* OP_ALL_GATHER_V, OP_ALL_TO_ALL_V */
+    case OP_SCATTER_V:
+        return peer == call->root ? counted_into(call->recv, bytes) : (struct incoming){0};
+    case OP_ALL_GATHER_V:
         return into_array(call->recvs[peer], call->recv_counts[peer] * element);
+    default: /* OP_ALL_TO_ALL_V */
+        return counted_into(call->recvs[peer], call->recv_counts[peer] * element);
     }
 }
 
@@ -96,8 +116,9 @@ static bool send_round(const struct coll_env *env, struct schedule *schedule, in
 {
     const size_t size = cut_moved(env, part.bytes);
     const size_t length = cut_length(part.bytes, size, round);
-    if (length > 0)
-        schedule_send(schedule, peer, part.data + round * size, length, STEP_NONE);
+    if (length > 0 || (part.counted && round == 0))
+        schedule_send(schedule, peer, part.data ? part.data + round * size : NULL, length,
+                      STEP_NONE);
     return length > 0;
 }
 
@@ -106,8 +127,9 @@ static bool recv_round(const struct coll_env *env, struct schedule *schedule, in
 {
     const size_t size = cut_moved(env, part.bytes);
     const size_t length = cut_length(part.bytes, size, round);
-    if (length > 0)
-        schedule_recv(schedule, peer, part.data + round * size, length, STEP_NONE);
+    if (length > 0 || (part.counted && round == 0))
+        schedule_recv(schedule, peer, part.data ? part.data + round * size : NULL, length,
+                      STEP_NONE);
     return length > 0;
 }
 

@@ -137,9 +137,30 @@ static void all_cases(struct rank *self)
     free(send);
 }
 
+/* One side says "nothing" where the other means something: both learn it in the call itself, or in
+ * the next. */
+static void nothing_against_something(struct rank *self, size_t sent, size_t expected)
+{
+    int32_t send[8] = {0}, recv[8] = {0};
+    const void *sends[2] = {send, send + 4};
+    void *recvs[2] = {recv, recv + 4};
+    const size_t send_counts[2] = {2, self->rank == 0 ? sent : 2};
+    const size_t recv_counts[2] = {self->rank == 1 ? expected : 2, 2};
+    mccl_comm *comm = rank_connect_with(self, NULL, 10000);
+    mccl_result result =
+        mccl_all_to_all_v(sends, send_counts, recvs, recv_counts, MCCL_INT32, comm, NULL, NULL);
+    if (result == MCCL_OK && self->rank == 0) /* which only sent too little or too much */
+        result = mccl_barrier(comm, NULL, NULL);
+    CHECK_RESULT(result, MCCL_ERR_MISMATCH);
+    CHECK_HAS(mccl_last_error(), "bytes");
+    CHECK_OK(mccl_comm_destroy(comm));
+}
+
 /* Counts that every rank chooses for itself. */
 static void v_counts_disagree(struct rank *self)
 {
+    nothing_against_something(self, 3, 0);
+    nothing_against_something(self, 0, 3);
     int32_t send[8] = {0}, recv[8] = {0};
     const void *sends[2] = {send, send + 4};
     void *recvs[2] = {recv, recv + 4};
