@@ -22,6 +22,8 @@
     (300 * OS_MS) /* for the answer to a probe: several round trips of any network \
                    */
 
+#define LAST_ROUNDS 64 /* after a failure; enough for what socket buffers hold */
+
 /* ---- steps and operations ---- */
 
 static void push_ready(struct mccl_comm *comm, struct operation *operation, uint32_t step)
@@ -377,8 +379,7 @@ static bool pump_receives(struct mccl_comm *comm, struct engine_link *link)
     struct link *transport = link->link;
     const uint64_t before = transport->moved;
     bool moved = false;
-    for (int n = 0; n < RECEIVE_BURST && !atomic_load_explicit(&comm->failed, memory_order_relaxed);
-         n++) {
+    for (int n = 0; n < RECEIVE_BURST; n++) {
         mccl_result result = MCCL_OK;
         if (!link->has_frame) {
             result = transport->ops->peek(transport, &link->frame);
@@ -449,16 +450,10 @@ static void fail_everything(struct mccl_comm *comm)
 
 /* ---- one round ---- */
 
-bool progress_step(struct mccl_comm *comm)
+static bool move_collectives(struct mccl_comm *comm)
 {
     struct engine *engine = &comm->engine;
-    if (atomic_load_explicit(&comm->failed, memory_order_acquire)) {
-        take_over_links(comm, true);
-        fail_everything(comm);
-        return false;
-    }
-    take_over_links(comm, false);
-    bool moved = start_operations(comm);
+    bool moved = false;
     /* With few peers a failing read costs no more than asking the poller which one is ready. */
     const bool read_blindly = comm->n_ranks <= 4;
     if (!read_blindly && engine->n_active > 0) {
@@ -476,6 +471,32 @@ bool progress_step(struct mccl_comm *comm)
             moved |= pump_receives(comm, link);
     }
     moved |= compute(comm);
+    return moved;
+}
+
+/* News of a failure travels on another connection than data and may overtake it: what is here
+ * already still counts, so that a rank does not lose an operation which all others have finished.
+ * Not after an abort of our own. */
+static void finish_what_has_arrived(struct mccl_comm *comm)
+{
+    const struct cause *cause = &comm->cause;
+    if (comm->engine.drained || (cause->result == MCCL_ERR_ABORTED && cause->rank == comm->rank))
+        return;
+    for (int round = 0; round < LAST_ROUNDS && move_collectives(comm); round++)
+        continue;
+}
+
+bool progress_step(struct mccl_comm *comm)
+{
+    if (atomic_load_explicit(&comm->failed, memory_order_acquire)) {
+        take_over_links(comm, true);
+        finish_what_has_arrived(comm);
+        fail_everything(comm);
+        return false;
+    }
+    take_over_links(comm, false);
+    bool moved = start_operations(comm);
+    moved |= move_collectives(comm);
     moved |= p2p_step(comm);
     return moved;
 }
