@@ -228,8 +228,9 @@ typedef struct mccl_config {
 MCCL_API mccl_result mccl_comm_init_rank(mccl_comm **comm, int n_ranks, const mccl_unique_id *id,
                                          int rank, const mccl_config *config);
 
-/* MCCL_OK when the communicator is ready, MCCL_IN_PROGRESS after `timeout_ms` (-1: as long as its
- * deadline allows), else the reason of the failure. */
+/* MCCL_OK once the communicator has become ready (what fails later, operations report),
+ * MCCL_IN_PROGRESS after `timeout_ms` (-1: as long as its deadline allows), else the reason why it
+ * cannot become ready. */
 MCCL_API mccl_result mccl_comm_wait_ready(mccl_comm *comm, int64_t timeout_ms);
 
 #define MCCL_SPLIT_NOCOLOR (-1)

@@ -177,8 +177,8 @@ mccl_result mccl_comm_wait_ready(mccl_comm *comm, int64_t timeout_ms)
         const uint32_t phase = atomic_load(&comm->phase);
         if (phase == COMM_READY)
             return MCCL_OK;
-        if (phase == COMM_FAILED)
-            return comm_cause(comm);
+        if (phase == COMM_FAILED) /* perhaps before this thread woke up to see it ready */
+            return atomic_load(&comm->was_ready) ? MCCL_OK : comm_cause(comm);
         const int64_t left_ns = until_ns < 0 ? -1 : until_ns - os_now_ns();
         if (until_ns >= 0 && left_ns <= 0)
             return MCCL_IN_PROGRESS;

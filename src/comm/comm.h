@@ -74,6 +74,7 @@ struct mccl_comm {
 
     _Atomic uint32_t n_left; /* peers that have left */
     _Atomic uint32_t phase;  /* enum comm_phase; waited on */
+    _Atomic bool was_ready;  /* phase has been READY; a failure since then belongs to operations */
     _Atomic bool failed;     /* cause is set */
     pthread_mutex_t cause_lock;
     struct cause cause; /* first failure; cause_lock until failed is set, read-only afterwards */
@@ -114,6 +115,8 @@ void comm_prepare_socket(const struct mccl_comm *comm, int fd);
 void comm_on_connection(struct mccl_comm *comm, struct conn *conn);
 /* The peer is connected with every rank. */
 void comm_on_peer_ready(struct mccl_comm *comm, int peer);
+/* All ranks are, says one that knows before us. */
+void comm_on_all_ready(struct mccl_comm *comm);
 /* A dial gave up. */
 void comm_on_dial_failed(struct mccl_comm *comm, const struct dial *dial);
 /* Deadlines, heartbeats, silence. Returns when it wants to be called again. */

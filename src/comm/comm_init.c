@@ -15,12 +15,17 @@
 #define SILENT_INTERVALS \
     6 /* heartbeats missed before a rank counts as lost: one or two may be late on a busy host */
 
+/* A rank that dials knows why it has no connection, one that is dialled does not: the first has the
+ * first word, which all ranks then repeat. */
+#define FIRST_WORD_NS (200 * OS_MS)
+
 static void become_ready(struct mccl_comm *comm)
 {
     const int64_t now_ns = os_now_ns();
     for (int peer = 0; peer < comm->n_ranks; peer++)
         comm->peers[peer].heard_ns = now_ns;
     comm->heartbeat_due_ns = now_ns + comm->settings.heartbeat_interval_ms * OS_MS;
+    atomic_store(&comm->was_ready, true);
     atomic_store(&comm->phase, COMM_READY);
     os_wake_all(&comm->phase);
     log_info("rank %d of %d, group '%s': ready after %.3f s", comm->rank, comm->n_ranks, comm->name,
@@ -50,6 +55,12 @@ void comm_on_peer_ready(struct mccl_comm *comm, int peer)
         return;
     comm->ranks_missing--;
     check_connected(comm);
+}
+
+void comm_on_all_ready(struct mccl_comm *comm)
+{
+    if (atomic_load(&comm->phase) == COMM_MESHING && comm->links_missing < 0)
+        become_ready(comm);
 }
 
 void comm_start_mesh(struct mccl_comm *comm, const struct wire_member *table)
@@ -164,12 +175,14 @@ void comm_on_dial_failed(struct mccl_comm *comm, const struct dial *dial)
     if (comm->closing || atomic_load(&comm->failed))
         return;
     const double waited_s = (double)(os_now_ns() - comm->started_ns) / 1e9;
+    char tried[200];
+    dial_describe(dial, tried, sizeof tried);
     if (dial->purpose == PURPOSE_BOOTSTRAP)
         comm_fail_locked(comm, false, MCCL_ERR_CONNECT, -1,
                          "rank %d of group '%s' could not reach the process that made the unique "
                          "id in %.1f s: %s; is it still running, and "
                          "is its port open (MCCL_PORT_BASE, MCCL_IFNAME, firewall)?",
-                         comm->rank, comm->name, waited_s, dial->last_error);
+                         comm->rank, comm->name, waited_s, tried);
     else
         comm_fail_locked(comm, true, MCCL_ERR_CONNECT, dial->peer,
                          "rank %d of group '%s' could not connect to rank %d (%s:%u) within "
@@ -178,27 +191,33 @@ void comm_on_dial_failed(struct mccl_comm *comm, const struct dial *dial)
                          comm->rank, comm->name, dial->peer,
                          comm->peers[dial->peer].member.host_name,
                          comm->peers[dial->peer].member.pid,
-                         (long long)comm->settings.connect_timeout_ms, dial->last_error);
+                         (long long)comm->settings.connect_timeout_ms, tried);
 }
 
-static void initialisation_timed_out(struct mccl_comm *comm, int64_t now_ns)
+static void check_in_timed_out(struct mccl_comm *comm, double waited_s)
 {
-    const double waited_s = (double)(now_ns - comm->started_ns) / 1e9;
-    if (atomic_load(&comm->phase) == COMM_CHECKING_IN) {
-        if (comm->checked_in)
-            comm_fail_locked(comm, false, MCCL_ERR_TIMEOUT, -1,
-                             "rank %d of group '%s' waited %.1f s for rank %s to check in; were "
-                             "they started, with the right rank and id?",
-                             comm->rank, comm->name, waited_s,
-                             comm->missing[0] ? comm->missing : "(unknown)");
-        else
-            comm_fail_locked(comm, false, MCCL_ERR_TIMEOUT, -1,
-                             "rank %d of group '%s' waited %.1f s to check in with the process "
-                             "that made the unique id, which does not answer",
-                             comm->rank, comm->name, waited_s);
+    if (comm->checked_in) {
+        comm_fail_locked(comm, false, MCCL_ERR_TIMEOUT, -1,
+                         "rank %d of group '%s' waited %.1f s for rank %s to check in; were they "
+                         "started, with the right rank and id?",
+                         comm->rank, comm->name, waited_s,
+                         comm->missing[0] ? comm->missing : "(unknown)");
         return;
     }
-    char ranks[128] = "";
+    char tried[200] = "not dialled";
+    const struct dial *dial = dial_find(comm);
+    if (dial)
+        dial_describe(dial, tried, sizeof tried);
+    comm_fail_locked(comm, false, MCCL_ERR_TIMEOUT, -1,
+                     "rank %d of group '%s' waited %.1f s to check in with the process that made "
+                     "the unique id: %s; is it still running, and is its port open "
+                     "(MCCL_PORT_BASE, MCCL_IFNAME, firewall)?",
+                     comm->rank, comm->name, waited_s, tried);
+}
+
+static void connecting_timed_out(struct mccl_comm *comm)
+{
+    char ranks[100] = "", tried[200], example[220] = "";
     size_t used = 0;
     const bool connected = comm->links_missing < 0;
     for (int peer = 0; peer < comm->n_ranks; peer++) {
@@ -208,12 +227,17 @@ static void initialisation_timed_out(struct mccl_comm *comm, int64_t now_ns)
             used +=
                 (size_t)snprintf(ranks + used, sizeof ranks - used, "%s%d", used ? ", " : "", peer);
     }
+    const struct dial *dial = dial_find(comm);
+    if (dial) {
+        dial_describe(dial, tried, sizeof tried);
+        snprintf(example, sizeof example, " (%d: %s)", dial->peer, tried);
+    }
     comm_fail_locked(comm, true, MCCL_ERR_TIMEOUT, -1,
-                     "rank %d of group '%s' %s rank %s within MCCL_CONNECT_TIMEOUT_MS=%lld; does "
-                     "it still run, and is its port open?",
+                     "rank %d of group '%s' %s rank %s%s within MCCL_CONNECT_TIMEOUT_MS=%lld; does "
+                     "it still run, and is its port open (MCCL_PORT_BASE, MCCL_IFNAME, firewall)?",
                      comm->rank, comm->name,
                      connected ? "is connected, but so was not" : "has no connection with", ranks,
-                     (long long)comm->settings.connect_timeout_ms);
+                     example, (long long)comm->settings.connect_timeout_ms);
 }
 
 static int64_t check_silence(struct mccl_comm *comm, int64_t now_ns)
@@ -253,8 +277,14 @@ int64_t comm_on_time(struct mccl_comm *comm, int64_t now_ns)
         return INT64_MAX;
     if (atomic_load(&comm->phase) == COMM_READY)
         return check_silence(comm, now_ns);
-    if (now_ns < comm->deadline_ns)
-        return comm->deadline_ns;
-    initialisation_timed_out(comm, now_ns);
+    const bool meshing = atomic_load(&comm->phase) == COMM_MESHING;
+    const int64_t deadline_ns =
+        comm->deadline_ns + (meshing && !dial_find(comm) ? FIRST_WORD_NS : 0);
+    if (now_ns < deadline_ns)
+        return deadline_ns;
+    if (!meshing)
+        check_in_timed_out(comm, (double)(now_ns - comm->started_ns) / 1e9);
+    else
+        connecting_timed_out(comm);
     return INT64_MAX;
 }

@@ -44,6 +44,7 @@ void control_send_aborts(struct mccl_comm *comm)
     const struct wire_frame frame = {.type = FRAME_ABORT,
                                      .kind = (uint8_t)cause->result,
                                      .aux = (uint32_t)(cause->rank + 1),
+                                     .count = atomic_load(&comm->was_ready),
                                      .length = strlen(cause->text)};
     send_to_all(comm, &frame, cause->text);
 }
@@ -135,6 +136,9 @@ static void on_abort(struct mccl_comm *comm, int peer, const struct wire_frame *
     /* Passed on before this rank may close its links: else its end, not the culprit's, would be
      * what others see. */
     const int rank = culprit >= 0 && culprit < comm->n_ranks ? culprit : peer;
+    /* It may overtake other ranks' READY. An operation failed then, not the making of the group. */
+    if (frame->count)
+        comm_on_all_ready(comm);
     if (strstr(text, "(reported by rank"))
         comm_fail_locked(comm, true, result, rank, "%.440s", text);
     else

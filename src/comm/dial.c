@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * See dial.h. Preference among a peer's addresses: loopback if it shares our host, then subnets
- * that we share, then wired and Thunderbolt before Wi-Fi before bridges, faster before slower, and
- * the peer's own order.
+ * that we share (on the interfaces of MCCL_IFNAME, if it is set), then wired and Thunderbolt before
+ * Wi-Fi before bridges, faster before slower, and the peer's own order.
  */
 #include "comm/dial.h"
 
@@ -51,6 +51,7 @@ static bool is_ours(const struct os_address *address, const struct os_interface 
     return false;
 }
 
+/* Is it in a subnet of ours, on an interface that may be used? */
 static bool is_shared(const struct os_address *address, const struct os_interface *interfaces,
                       size_t n_interfaces)
 {
@@ -86,6 +87,9 @@ static mccl_result list_candidates(struct dial *dial, const struct wire_address 
     struct os_interface *interfaces;
     size_t n_interfaces;
     TRY(os_interfaces(&interfaces, &n_interfaces));
+    const struct endpoint *endpoint = dial->endpoint;
+    const struct os_interface *usable = endpoint->n_named ? endpoint->named : interfaces;
+    const size_t n_usable = endpoint->n_named ? (size_t)endpoint->n_named : n_interfaces;
     struct scored scored[WIRE_MEMBER_ADDRESSES];
     int n = 0;
     for (int i = 0; i < n_addresses && i < WIRE_MEMBER_ADDRESSES; i++) {
@@ -102,7 +106,7 @@ static mccl_result list_candidates(struct dial *dial, const struct wire_address 
         if (!same_host && (loopback || is_ours(&address, interfaces, n_interfaces)))
             continue;
         int score = loopback ? 0 : kind_rank(address.kind);
-        if (!loopback && !is_shared(&address, interfaces, n_interfaces))
+        if (!loopback && !is_shared(&address, usable, n_usable))
             score += 10;
         if (address.family == 6 && os_address_is_link_local(&address))
             score += 5; /* needs a guess about the link */
@@ -112,7 +116,7 @@ static mccl_result list_candidates(struct dial *dial, const struct wire_address 
     qsort(scored, (size_t)n, sizeof *scored, by_score);
     for (int i = 0; i < n; i++) {
         if (scored[i].address.family == 6 && os_address_is_link_local(&scored[i].address))
-            add_scoped(dial, &scored[i].address, interfaces, n_interfaces);
+            add_scoped(dial, &scored[i].address, usable, n_usable);
         else
             add_candidate(dial, &scored[i].address, 0);
     }
@@ -127,12 +131,12 @@ mccl_result dial_start(struct mccl_comm *comm, int peer, enum wire_purpose purpo
     struct dial *dial = calloc(1, sizeof *dial);
     if (!dial)
         return error_set(MCCL_ERR_NO_MEMORY, "no memory to dial rank %d", peer);
+    dial->endpoint = comm->endpoint;
     const mccl_result result = list_candidates(dial, addresses, n_addresses, same_host);
     if (result != MCCL_OK) {
         free(dial);
         return result;
     }
-    dial->endpoint = comm->endpoint;
     dial->comm = comm;
     dial->peer = peer;
     dial->purpose = purpose;
@@ -141,9 +145,6 @@ mccl_result dial_start(struct mccl_comm *comm, int peer, enum wire_purpose purpo
     dial->backoff_ns = BACKOFF_FIRST_NS;
     dial->stale_after_ns = os_now_ns() + STALE_NS;
     dial->all_refused = true;
-    if (dial->n_candidates == 0)
-        snprintf(dial->last_error, sizeof dial->last_error,
-                 "it published no address that can be reached from here");
     dial->next = comm->endpoint->dials;
     comm->endpoint->dials = dial;
     endpoint_wake(comm->endpoint);
@@ -156,19 +157,39 @@ static void give_up(struct dial *dial)
     comm_on_dial_failed(dial->comm, dial);
 }
 
+/* Whoever names interfaces wants traffic to leave by them: by the one on the peer's subnet, or by
+ * the only one. Else NULL, and routes decide: another one's address may be unknown at the peer. */
+static const struct os_address *source_for(const struct endpoint *endpoint,
+                                           const struct os_address *to)
+{
+    const struct os_interface *only = NULL;
+    bool several = false;
+    for (int i = 0; i < endpoint->n_named; i++) {
+        const struct os_interface *named = &endpoint->named[i];
+        if (named->address.family != to->family || named->kind == OS_IF_LOOPBACK ||
+            (to->family == 6 && os_address_is_link_local(&named->address)))
+            continue;
+        if (os_address_same_subnet(&named->address, to, named->prefix_bits))
+            return &named->address;
+        several = several || (only && only->index != named->index);
+        only = only ? only : named;
+    }
+    return only && !several ? &only->address : NULL;
+}
+
 static void attempt(struct dial *dial)
 {
-    const struct dial_candidate *candidate = &dial->candidates[dial->next_candidate++];
-    const struct os_address *from = &dial->endpoint->bind_from[candidate->address.family == 6];
-    if (os_address_is_loopback(&candidate->address))
-        from = NULL;
+    struct dial_candidate *candidate = &dial->candidates[dial->next_candidate++];
+    const struct os_address *to = &candidate->address;
+    const bool free_source = os_address_is_loopback(to) ||
+                             (to->family == 6 && os_address_is_link_local(to)); /* has a scope */
+    candidate->tried = true;
     dial->n_active++;
-    if (!conn_dial(dial->endpoint, dial, &candidate->to, candidate->to_size, from)) {
-        char where[64];
+    if (!conn_dial(dial->endpoint, dial, &candidate->to, candidate->to_size,
+                   free_source ? NULL : source_for(dial->endpoint, to))) {
         dial->n_active--;
         dial->all_refused = false;
-        os_address_format(&candidate->address, where, sizeof where);
-        snprintf(dial->last_error, sizeof dial->last_error, "%s: %.150s", where, error_text());
+        snprintf(candidate->why, sizeof candidate->why, "%.90s", error_text());
     }
 }
 
@@ -229,9 +250,14 @@ void dial_succeeded(struct dial *dial, struct conn *conn)
 
 void dial_attempt_failed(struct dial *dial, struct conn *conn, const char *why, bool refused)
 {
-    char where[64];
-    os_address_format(&conn->address, where, sizeof where);
-    snprintf(dial->last_error, sizeof dial->last_error, "%s: %.180s", where, why);
+    /* The same link-local address on several links counts as one: their fates differ in nothing
+     * that a reader could use. */
+    for (int i = 0; i < dial->n_candidates; i++) {
+        struct dial_candidate *candidate = &dial->candidates[i];
+        if (candidate->tried && candidate->address.port == conn->address.port &&
+            os_address_equal_ip(&candidate->address, &conn->address))
+            snprintf(candidate->why, sizeof candidate->why, "%s", why);
+    }
     dial->n_active--;
     if (!refused)
         dial->all_refused = false;
@@ -246,4 +272,28 @@ void dial_cancel(struct dial *dial)
 {
     drop_attempts(dial, NULL);
     dial->done = true;
+}
+
+void dial_describe(const struct dial *dial, char *text, size_t size)
+{
+    size_t used = 0;
+    snprintf(text, size, "it published no address that can be reached from here");
+    for (int i = 0; i < dial->n_candidates && used < size; i++) {
+        const struct dial_candidate *candidate = &dial->candidates[i];
+        char where[64];
+        if (!candidate->tried ||
+            (i > 0 && os_address_equal_ip(&candidate->address, &candidate[-1].address)))
+            continue;
+        os_address_format(&candidate->address, where, sizeof where);
+        used += (size_t)snprintf(text + used, size - used, "%s%s: %s", used ? "; " : "", where,
+                                 candidate->why[0] ? candidate->why : "no answer");
+    }
+}
+
+const struct dial *dial_find(const struct mccl_comm *comm)
+{
+    for (const struct dial *dial = comm->endpoint->dials; dial; dial = dial->next)
+        if (dial->comm == comm && !dial->done)
+            return dial;
+    return NULL;
 }

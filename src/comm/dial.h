@@ -16,6 +16,8 @@ struct dial_candidate {
     struct sockaddr_storage to;
     socklen_t to_size;
     struct os_address address;
+    bool tried;
+    char why[100]; /* why the last attempt failed; empty: none has (yet) */
 };
 
 struct dial {
@@ -33,7 +35,6 @@ struct dial {
     bool all_refused;    /* in this round every candidate answered "refused" or "unknown" */
     int64_t next_attempt_ns, deadline_ns, backoff_ns;
     int64_t stale_after_ns; /* bootstrap: all refused until here means that the id is dead */
-    char last_error[256];
 };
 
 /* Starts dialling; the addresses are copied. `same_host`: loopback addresses are tried first, else
@@ -49,6 +50,10 @@ bool dial_choose(struct dial *dial, struct conn *conn);
 void dial_succeeded(struct dial *dial, struct conn *conn);
 /* From conn: this attempt failed. `refused`: the other side answered that it is not there (yet). */
 void dial_attempt_failed(struct dial *dial, struct conn *conn, const char *why, bool refused);
+/* What became of each address that was tried: "10.0.0.2:29600: no answer; ...". */
+void dial_describe(const struct dial *dial, char *text, size_t size);
+/* The first unfinished dial of a communicator, or NULL. */
+const struct dial *dial_find(const struct mccl_comm *comm);
 /* Ends it and its attempts. */
 void dial_cancel(struct dial *dial);
 

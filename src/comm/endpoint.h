@@ -36,8 +36,9 @@ struct endpoint {
     struct wire_address addresses[ENDPOINT_LISTENERS]; /* published; same order as listeners */
     int n_listeners;
     uint16_t port;
-    struct os_address bind_from[2]; /* IPv4 and IPv6 source when MCCL_IFNAME names one interface;
-                                       family 0: none */
+    /* What MCCL_IFNAME allows, for dialling; n_named is 0 without it. */
+    struct os_interface named[ENDPOINT_LISTENERS];
+    int n_named;
     uint8_t host_id[16];
     char host_name[32];
     struct conn *conns;

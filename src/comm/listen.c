@@ -17,8 +17,7 @@
 #define BACKLOG 512
 
 struct choice {
-    struct os_address addresses[ENDPOINT_LISTENERS];
-    unsigned scopes[ENDPOINT_LISTENERS];
+    struct os_interface interfaces[ENDPOINT_LISTENERS];
     int n;
 };
 
@@ -27,35 +26,42 @@ static void choose(struct choice *choice, const struct os_interface *interface)
     if (choice->n == ENDPOINT_LISTENERS)
         return;
     for (int i = 0; i < choice->n; i++)
-        if (os_address_equal_ip(&choice->addresses[i], &interface->address) &&
-            choice->scopes[i] == interface->index)
+        if (os_address_equal_ip(&choice->interfaces[i].address, &interface->address) &&
+            choice->interfaces[i].index == interface->index)
             return;
-    struct os_address *address = &choice->addresses[choice->n];
-    *address = interface->address;
-    address->kind = (uint8_t)interface->kind;
-    address->speed_mbps = interface->speed_mbps;
-    choice->scopes[choice->n++] = interface->index;
+    choice->interfaces[choice->n++] = *interface;
 }
 
 /* ---- MCCL_IFNAME: names, prefixes, =exact, ^exclusions, addresses, subnets; separated by commas
  */
 
+/* "ADDRESS" or "ADDRESS/BITS"; without bits all of them count. False if it is neither. */
+static bool parse_subnet(const char *text, struct os_address *address, int *bits)
+{
+    char ip[64];
+    const size_t length = strcspn(text, "/");
+    if (length >= sizeof ip)
+        return false;
+    memcpy(ip, text, length);
+    ip[length] = '\0';
+    if (!os_address_parse(ip, address))
+        return false;
+    const int most = address->family == 4 ? 32 : 128;
+    *bits = most;
+    if (text[length] == '\0')
+        return true;
+    char *end;
+    const long given = strtol(text + length + 1, &end, 10);
+    *bits = (int)given;
+    return isdigit((unsigned char)text[length + 1]) && *end == '\0' && given <= most;
+}
+
 static bool term_matches(const char *term, const struct os_interface *interface)
 {
-    char text[256];
-    snprintf(text, sizeof text, "%s", term);
-    char *slash = strchr(text, '/');
     struct os_address address;
-    if (slash)
-        *slash = '\0';
-    if (os_address_parse(text, &address)) {
-        if (address.family != interface->address.family)
-            return false;
-        if (!slash)
-            return os_address_equal_ip(&address, &interface->address);
-        return os_address_same_subnet(&address, &interface->address,
-                                      (int)strtol(slash + 1, NULL, 10));
-    }
+    int bits;
+    if (parse_subnet(term, &address, &bits))
+        return os_address_same_subnet(&address, &interface->address, bits);
     if (term[0] == '=')
         return strcmp(term + 1, interface->name) == 0;
     return strncmp(term, interface->name, strlen(term)) == 0;
@@ -64,13 +70,15 @@ static bool term_matches(const char *term, const struct os_interface *interface)
 static bool ifname_allows(const char *setting, const struct os_interface *interface)
 {
     const bool exclude = setting[0] == '^';
+    const char *const separators = exclude ? ", ^" : ", "; /* ^a,^b is meant as ^a,b */
     char list[256];
-    snprintf(list, sizeof list, "%s", setting + (exclude ? 1 : 0));
+    snprintf(list, sizeof list, "%s", setting);
     char *rest = list;
-    for (char *term; (term = strtok_r(rest, ", ", &rest)) != NULL;)
+    bool any = false;
+    for (char *term; (term = strtok_r(rest, separators, &rest)) != NULL; any = true)
         if (term_matches(term, interface))
             return !exclude;
-    return exclude;
+    return exclude && any;
 }
 
 static mccl_result nothing_matches(const char *variable, const char *value,
@@ -86,7 +94,7 @@ static mccl_result nothing_matches(const char *variable, const char *value,
     }
     return error_set(
         MCCL_ERR_CONFIG,
-        "%s=%s: no interface that is up has it. Accepted: names or prefixes (eth0,en), =exact, "
+        "%s=%s: no interface that is up fits. Accepted: names or prefixes (eth0,en), =exact, "
         "^excluded, an address, a subnet (10.0.0.0/24). This host has: %s",
         variable, value, list);
 }
@@ -195,33 +203,46 @@ static uint16_t port_of(int fd)
     return address.port;
 }
 
+/* Why a port could not be had. */
+struct refusal {
+    struct os_address where;
+    int error;
+};
+
+static void publish(struct endpoint *endpoint, int fd, const struct os_interface *interface,
+                    uint16_t port)
+{
+    struct wire_address *published = &endpoint->addresses[endpoint->n_listeners];
+    *published = (struct wire_address){.family = interface->address.family,
+                                       .kind = (uint8_t)interface->kind,
+                                       .port = port,
+                                       .speed_mbps = interface->speed_mbps};
+    memcpy(published->ip, interface->address.ip, sizeof published->ip);
+    endpoint->listeners[endpoint->n_listeners++] = fd;
+}
+
 /* Listens on every chosen address with one port. An address that cannot be bound at all is skipped
  * (IPv6 that is still tentative); a port that is taken on any of them is not used. */
 static bool try_port(struct endpoint *endpoint, const struct choice *choice, uint16_t port,
-                     int *error)
+                     struct refusal *refusal)
 {
     endpoint->n_listeners = 0;
     for (int i = 0; i < choice->n; i++) {
-        const int fd = open_listener(&choice->addresses[i], choice->scopes[i], port,
-                                     &endpoint->socket_options);
-        if (fd < 0 && errno == EADDRNOTAVAIL) {
-            *error = errno;
-            continue;
-        }
+        const struct os_interface *interface = &choice->interfaces[i];
+        const int fd =
+            open_listener(&interface->address, interface->index, port, &endpoint->socket_options);
         if (fd < 0) {
-            *error = errno;
+            *refusal = (struct refusal){interface->address, errno};
+            refusal->where.port = port;
+            if (refusal->error == EADDRNOTAVAIL)
+                continue;
             while (endpoint->n_listeners > 0)
                 os_fd_close(endpoint->listeners[--endpoint->n_listeners]);
             return false;
         }
         if (port == 0)
             port = port_of(fd);
-        struct wire_address *published = &endpoint->addresses[endpoint->n_listeners];
-        const struct os_address *address = &choice->addresses[i];
-        *published =
-            (struct wire_address){address->family, address->kind, port, address->speed_mbps, {0}};
-        memcpy(published->ip, address->ip, sizeof published->ip);
-        endpoint->listeners[endpoint->n_listeners++] = fd;
+        publish(endpoint, fd, interface, port);
     }
     endpoint->port = port;
     return endpoint->n_listeners > 0;
@@ -230,24 +251,22 @@ static bool try_port(struct endpoint *endpoint, const struct choice *choice, uin
 static mccl_result open_port(struct endpoint *endpoint, const struct settings *settings,
                              const struct choice *choice)
 {
-    int error = 0;
+    struct refusal refusal = {.error = 0};
     if (settings->port_first == 0) {
         for (int attempt = 0; attempt < 16; attempt++)
-            if (try_port(endpoint, choice, 0, &error))
+            if (try_port(endpoint, choice, 0, &refusal))
                 return MCCL_OK;
     } else {
         for (int port = settings->port_first; port <= settings->port_last; port++)
-            if (try_port(endpoint, choice, (uint16_t)port, &error))
+            if (try_port(endpoint, choice, (uint16_t)port, &refusal))
                 return MCCL_OK;
     }
-    char address[64];
-    os_address_format(&choice->addresses[0], address, sizeof address);
+    char where[64];
+    os_address_format(&refusal.where, where, sizeof where);
     return error_set(MCCL_ERR_SYSTEM,
-                     "no port to listen on: all of %d-%d on %s%s are taken or refused (%s); set "
-                     "MCCL_PORT_BASE to a "
-                     "free port or range (41000-41010)",
-                     settings->port_first, settings->port_last, address,
-                     choice->n > 1 ? " and others" : "", strerror(error));
+                     "no port to listen on: all of %d-%d are taken or refused, at last %s (%s); "
+                     "set MCCL_PORT_BASE to a free port or range (41000-41010)",
+                     settings->port_first, settings->port_last, where, strerror(refusal.error));
 }
 
 mccl_result endpoint_listen(struct endpoint *endpoint, const struct settings *settings)
@@ -272,12 +291,9 @@ mccl_result endpoint_listen(struct endpoint *endpoint, const struct settings *se
         os_address_format(&address, text, sizeof text);
         log_info("listening on %s", text);
     }
-    /* A user who names interfaces wants traffic to leave by them as well. */
-    for (int i = 0; settings->ifname[0] && i < choice.n; i++) {
-        struct os_address *from = &endpoint->bind_from[choice.addresses[i].family == 6];
-        if (from->family == 0 && !os_address_is_loopback(&choice.addresses[i]) &&
-            !(choice.addresses[i].family == 6 && os_address_is_link_local(&choice.addresses[i])))
-            *from = choice.addresses[i];
+    if (settings->ifname[0]) {
+        memcpy(endpoint->named, choice.interfaces, sizeof endpoint->named);
+        endpoint->n_named = choice.n;
     }
     return MCCL_OK;
 }

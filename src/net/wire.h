@@ -73,13 +73,14 @@ struct wire_accept {
 static_assert(sizeof(struct wire_accept) == 8, "layout");
 
 enum wire_type {
-    FRAME_DATA = 1,      /* collective payload */
-    FRAME_HEARTBEAT = 2, /* control links from here */
-    FRAME_ABORT = 3,   /* kind: mccl_result; aux: rank at fault + 1, or 0; payload: cause as text */
-    FRAME_GOODBYE = 4, /* clean exit follows */
-    FRAME_PROBE = 5,   /* "I am waiting in this operation": seq and signature */
-    FRAME_READY = 7,   /* "I am connected with every rank" */
-    FRAME_DIAL = 6,    /* "please dial a point-to-point link to me" */
+    FRAME_DATA = 1,        /* collective payload */
+    FRAME_HEARTBEAT = 2,   /* control links from here */
+    FRAME_ABORT = 3,       /* kind: mccl_result; aux: rank at fault + 1, or 0; count: 1 if the
+                            * sender had become ready; payload: cause as text */
+    FRAME_GOODBYE = 4,     /* clean exit follows */
+    FRAME_PROBE = 5,       /* "I am waiting in this operation": seq and signature */
+    FRAME_READY = 7,       /* "I am connected with every rank" */
+    FRAME_DIAL = 6,        /* "please dial a point-to-point link to me" */
     FRAME_P2P_EAGER = 8,   /* point-to-point links from here: seq: message number, aux: tag */
     FRAME_P2P_READY = 9,   /* a large message is ready to be fetched; count: elements, length: 0 */
     FRAME_P2P_FETCH = 10,  /* seq: message number to start sending */
