@@ -16,7 +16,11 @@ INTEGERS = [
     torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64,
 ]  # fmt: skip
 COMPLEX = [torch.complex64, torch.complex128]
-FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+FLOAT8 = [  # older torch versions lack the last
+    getattr(torch, name)
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+    if hasattr(torch, name)
+]
 REDUCIBLE = [*FLOATS, *INTEGERS, torch.bool, *COMPLEX]
 MOVABLE = [*REDUCIBLE, *FLOAT8]
 
@@ -36,10 +40,19 @@ OPS = {
 
 def ops_for(dtype: torch.dtype) -> list[str]:
     if dtype in FLOATS:
-        return ["sum", "product", "min", "max", "avg"]
+        return ["sum", "product", "min", "max", "avg", "premul"]
     if dtype in COMPLEX:
-        return ["sum", "product", "avg"]
+        return ["sum", "product", "avg", "premul"]
     return ["sum", "product", "min", "max", "band", "bor", "bxor"]
+
+
+def factor(rank: int) -> float:
+    """Of "premul": another one on each rank."""
+    return 0.5 * (rank + 1)
+
+
+def torch_op(op: str, rank: int) -> Any:
+    return dist._make_nccl_premul_sum(factor(rank)) if op == "premul" else OPS[op]
 
 
 def numbers(rank: int, count: int, op: str = "sum", salt: int = 0) -> np.ndarray[Any, Any]:
@@ -67,6 +80,8 @@ def tensor(rank: int, count: int, dtype: torch.dtype, op: str = "sum", salt: int
 def reduced(op: str, n: int, count: int, dtype: torch.dtype, salt: int = 0) -> torch.Tensor:
     """What `op` over ranks 0..n-1 of tensor(rank, ...) has to be."""
     inputs = [numbers(rank, count, op, salt) for rank in range(n)]
+    if op == "premul":
+        inputs, op = [values * factor(rank) for rank, values in enumerate(inputs)], "sum"
     if dtype is torch.bool:
         return torch.from_numpy(_reduce_bool(op, [values % 2 == 1 for values in inputs]))
     if dtype in COMPLEX:

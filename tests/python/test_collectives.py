@@ -10,14 +10,12 @@ from patterns import (
     COMPLEX,
     FLOATS,
     MOVABLE,
-    OPS,
     REDUCIBLE,
     assert_same,
-    numbers,
     ops_for,
     reduced,
     tensor,
-    to_tensor,
+    torch_op,
 )
 from ranks import Pool
 
@@ -26,34 +24,31 @@ BIG = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
 SIZES = [1, 2, 3, 5, 8]
 
 
-def counts_for(dtype: torch.dtype, n: int) -> list[int]:
-    """All small ones, and 1 MiB and a bit where that is worth the time."""
-    big = [2**20 // torch.empty(0, dtype=dtype).element_size() + 3] if dtype in BIG and n <= 3 else []
-    return COUNTS + big
+def counts_for(dtype: torch.dtype, n: int, full: bool, op: str = "sum") -> list[int]:
+    """With `full` all of the matrix; else what is worth its time."""
+    if not full and op != "sum":
+        return [0, 3, 255]
+    big = [2**20 // torch.empty(0, dtype=dtype).element_size() + 3]
+    return COUNTS + big if full or (dtype in BIG and n <= 3) else COUNTS
 
 
-def check_all_reduce(rank: int, n: int) -> None:
+def check_all_reduce(rank: int, n: int, full: bool) -> None:
     pg = dist.group.WORLD
     for dtype in REDUCIBLE:
         for op in ops_for(dtype):
-            for count in counts_for(dtype, n) if op == "sum" else [0, 3, 255]:
+            for count in counts_for(dtype, n, full, op):
                 got = tensor(rank, count, dtype, op)
                 # c10d turns complex tensors into pairs of reals, for which a product would be another thing
                 if dtype in COMPLEX:
-                    pg.allreduce(got, OPS[op]).wait()
+                    pg.allreduce(got, torch_op(op, rank)).wait()
                 else:
-                    dist.all_reduce(got, op=OPS[op])
+                    dist.all_reduce(got, op=torch_op(op, rank))
                 assert_same(got, reduced(op, n, count, dtype), ("all_reduce", dtype, op, count))
-    for dtype in FLOATS:
-        got = tensor(rank, 17, dtype)
-        dist.all_reduce(got, op=dist._make_nccl_premul_sum(0.5))
-        expected = sum(numbers(r, 17) for r in range(n)) * 0.5
-        assert_same(got, to_tensor(expected, dtype), ("premul_sum", dtype))
 
 
-def check_rooted(rank: int, n: int) -> None:
+def check_rooted(rank: int, n: int, full: bool) -> None:
     for i, dtype in enumerate(MOVABLE):
-        for j, count in enumerate(counts_for(dtype, n)):
+        for j, count in enumerate(counts_for(dtype, n, full)):
             root = (i + j) % n
             what = (dtype, count, root)
             got = tensor(rank, count, dtype)
@@ -72,17 +67,17 @@ def check_rooted(rank: int, n: int) -> None:
 
     for dtype in REDUCIBLE:
         for i, op in enumerate(ops_for(dtype)):
-            for count in [0, 3, 4097]:
+            for count in counts_for(dtype, n, full, op):
                 root = (i + count) % n
                 got = tensor(rank, count, dtype, op)
-                dist.group.WORLD.reduce(got, root, OPS[op]).wait()
+                dist.group.WORLD.reduce(got, root, torch_op(op, rank)).wait()
                 expected = reduced(op, n, count, dtype) if rank == root else tensor(rank, count, dtype, op)
                 assert_same(got, expected, ("reduce", dtype, op, count, root))
 
 
-def check_gathering(rank: int, n: int) -> None:
+def check_gathering(rank: int, n: int, full: bool) -> None:
     for dtype in MOVABLE:
-        for count in counts_for(dtype, n):
+        for count in counts_for(dtype, n, full):
             outputs = [tensor(99, count, dtype) for _ in range(n)]
             dist.all_gather(outputs, tensor(rank, count, dtype))
             for r, output in enumerate(outputs):
@@ -101,26 +96,26 @@ def check_gathering(rank: int, n: int) -> None:
             assert_same(output, tensor(r, 3 * r, dtype), ("all_gather of unequal sizes", dtype, r))
 
 
-def check_reduce_scatter(rank: int, n: int) -> None:
+def check_reduce_scatter(rank: int, n: int, full: bool) -> None:
     for dtype in REDUCIBLE:
         for op in ops_for(dtype):
-            for count in counts_for(dtype, n) if op == "sum" else [0, 3, 255]:
+            for count in counts_for(dtype, n, full, op):
                 if dtype in COMPLEX and op == "product":
                     continue  # c10d would multiply real and imaginary parts
                 inputs = [tensor(rank, count, dtype, op, salt=r) for r in range(n)]
                 expected = reduced(op, n, count, dtype, salt=rank)
                 got = tensor(99, count, dtype)
-                dist.reduce_scatter(got, [t.clone() for t in inputs], OPS[op])
+                dist.reduce_scatter(got, [t.clone() for t in inputs], torch_op(op, rank))
                 assert_same(got, expected, ("reduce_scatter", dtype, op, count))
 
                 got = tensor(99, count, dtype)
-                dist.reduce_scatter_tensor(got, torch.cat(inputs), OPS[op])
+                dist.reduce_scatter_tensor(got, torch.cat(inputs), torch_op(op, rank))
                 assert_same(got, expected, ("reduce_scatter_tensor", dtype, op, count))
 
 
-def check_all_to_all(rank: int, n: int) -> None:
+def check_all_to_all(rank: int, n: int, full: bool) -> None:
     for dtype in MOVABLE:
-        for count in counts_for(dtype, n):
+        for count in counts_for(dtype, n, full):
             inputs = [tensor(rank, count, dtype, salt=r) for r in range(n)]
             outputs = [tensor(99, count, dtype) for _ in range(n)]
             dist.all_to_all(outputs, inputs)
@@ -142,7 +137,7 @@ def check_all_to_all(rank: int, n: int) -> None:
     assert_same(got, torch.cat([block(r, rank) for r in range(n)]), "all_to_all_single with splits")
 
 
-def check_barrier(rank: int, n: int) -> None:
+def check_barrier(rank: int, n: int, full: bool) -> None:
     for _ in range(5):
         dist.barrier()
     dist.group.WORLD.monitored_barrier()
@@ -161,7 +156,14 @@ CHECKS = [
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[6:])
 def test_exact(pool: Pool, n: int, check: object) -> None:
-    pool.run(n, check, timeout=120)
+    pool.run(n, check, False, timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("check", CHECKS[:-1], ids=lambda check: check.__name__[6:])
+def test_the_whole_matrix(pool: Pool, n: int, check: object) -> None:
+    pool.run(n, check, True, timeout=600)
 
 
 def check_bit_identity(rank: int, n: int) -> list[int]:

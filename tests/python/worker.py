@@ -33,6 +33,8 @@ def call(store_port: int, message: tuple[Any, ...]) -> Any:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        # torch numbers groups in each process; one whose creation failed here would shift the next job's.
+        dist.distributed_c10d._world.group_count = 0
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 
@@ -26,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _print_table([_row(setting) for setting in _config.table().values()])
         else:
             print(mccl.version())
+        sys.stdout.flush()
+    except BrokenPipeError:  # `mccl env | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (mccl.MCCLError, ImportError) as error:
         print(error, file=sys.stderr)
         return 1

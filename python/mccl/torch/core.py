@@ -165,6 +165,9 @@ class GroupCore(_Base):
         if code:
             raise _errors.last_error(code)
         work = WorkMCCL.make(comm, self._lib, outputs)
+        if request.value and options is not None and options.flags & _lib.WAITER_FOLLOWS:
+            work.run(request.value, buffers.keep, buffers.copies)
+            return work
         work.start([request.value], buffers.keep, buffers.copies)
         if not _TORCH_KEEPS_WORKS:
             self._kept.append(work)

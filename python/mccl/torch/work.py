@@ -89,6 +89,27 @@ class WorkMCCL(Work):
         if watched:
             _completer().add(self)
 
+    def run(self, request: int, keep: Any, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """start() and the wait that follows it anyway, without what concurrent use of the Work costs.
+
+        An error is raised by wait(), as always.
+        """
+        self._requests = [Request(request, self._lib.mccl_request_free)]
+        wait = self._lib.mccl_request_wait
+        try:
+            while (code := wait(request, WAIT_SLICE_MS)) == _lib.IN_PROGRESS:
+                pass
+        except BaseException:  # Ctrl-C: the operation goes on, and its buffers have to live as long
+            self._keep = keep
+            self._copies = copies
+            self._comm.pending[self] = None
+            raise
+        if code:
+            self._failure = (code, str(last_error(code)))
+        elif copies:
+            _copy_back(copies)
+        self._done = True
+
     # -- waiting ------------------------------------------------------------------------------------------
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -143,9 +164,7 @@ class WorkMCCL(Work):
             if self._done:
                 return
             if failure is None and self._copies:
-                with torch.no_grad():
-                    for output, staged in self._copies:
-                        output.copy_(staged)
+                _copy_back(self._copies)
             self._failure = failure
             self._keep = None
             self._copies = ()
@@ -241,6 +260,12 @@ class WorkMCCL(Work):
     def requests(self) -> Sequence[Request]:
         """Requests of the operations, for the completion thread."""
         return self._requests or ()
+
+
+def _copy_back(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with torch.no_grad():
+        for output, staged in copies:
+            output.copy_(staged)
 
 
 class _Completer:
