@@ -62,9 +62,7 @@ class Library:
     dylibs: list[str] = field(default_factory=list)
     minimum_os: tuple[int, int] | None = None
     is_signed: bool = False
-    imports: dict[str, int] = field(
-        default_factory=dict
-    )  # symbol without its underscore -> library ordinal
+    imports: dict[str, int] = field(default_factory=dict)  # symbol without its underscore -> library ordinal
     exports: set[str] = field(default_factory=set)
 
 
@@ -110,9 +108,7 @@ def read_library(data: bytes) -> Library:
                 library.minimum_os = (minimum >> 16, minimum >> 8 & 0xFF)
         elif command == LC_CODE_SIGNATURE:
             blob = struct.unpack_from("<I", data, at + 8)[0]
-            library.is_signed = (
-                struct.unpack_from(">I", data, blob)[0] == CSMAGIC_EMBEDDED_SIGNATURE
-            )
+            library.is_signed = struct.unpack_from(">I", data, blob)[0] == CSMAGIC_EMBEDDED_SIGNATURE
         at += size
     return library
 
@@ -134,9 +130,7 @@ def problems(library: Library, allowed: set[str], public: set[str]) -> list[str]
     if library.install_name != INSTALL_NAME:
         found.append(f"install name is {library.install_name!r}, should be {INSTALL_NAME!r}")
     found += [
-        f"needs {name}; only {ONLY_DYLIB} may be linked"
-        for name in library.dylibs
-        if name != ONLY_DYLIB
+        f"needs {name}; only {ONLY_DYLIB} may be linked" for name in library.dylibs if name != ONLY_DYLIB
     ]
     if library.minimum_os is None:
         found.append("no minimum macOS version (LC_BUILD_VERSION)")
@@ -152,9 +146,7 @@ def problems(library: Library, allowed: set[str], public: set[str]) -> list[str]
                 f"import {name} is not in {ALLOW_LIST.name}: "
                 f"add it there if macOS {FLOOR[0]}.{FLOOR[1]} has it"
             )
-    found += [
-        f"{name} of {HEADER.name} is not exported" for name in sorted(public - library.exports)
-    ]
+    found += [f"{name} of {HEADER.name} is not exported" for name in sorted(public - library.exports)]
     found += [
         f"{name} is exported but not in {HEADER.name}"
         for name in sorted(library.exports - public - LINKER_SYMBOLS)
@@ -165,9 +157,7 @@ def problems(library: Library, allowed: set[str], public: set[str]) -> list[str]
 def main() -> int:
     parser = argparse.ArgumentParser(description="Checks a cross-built libmccl.dylib.")
     parser.add_argument("library", type=Path)
-    parser.add_argument(
-        "--list", action="store_true", help="print the imports, one a line, and stop"
-    )
+    parser.add_argument("--list", action="store_true", help="print the imports, one a line, and stop")
     arguments = parser.parse_args()
 
     try:
