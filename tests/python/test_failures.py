@@ -101,6 +101,26 @@ def test_a_calls_own_timeout(pool: Pool) -> None:
     assert kind == "MCCLTimeoutError" and 0.4 < seconds < 2
 
 
+def chosen_watchdog(rank: int, n: int, store: dist.Store, chosen: str) -> Outcome:
+    os.environ["MCCL_WATCHDOG_TIMEOUT_MS"] = chosen
+    try:
+        dist.init_process_group("mccl", store=store, rank=rank, world_size=n)
+        if rank == 0:
+            return outcome(lambda: dist.barrier())
+        time.sleep(1.5)
+        return ("", "", 0.0)
+    finally:
+        del os.environ["MCCL_WATCHDOG_TIMEOUT_MS"]
+
+
+def test_a_chosen_watchdog_value_ends_an_operation_of_a_group_without_timeout(pool: Pool) -> None:
+    kind, text, seconds = pool.run(2, chosen_watchdog, "400", group=False)[0]
+    assert kind == "MCCLTimeoutError" and 0.3 < seconds < 1.4, (kind, text, seconds)
+    assert "barrier" in text and "rank 1" in text, text
+    kind, text, seconds = pool.run(2, chosen_watchdog, "10000", group=False)[0]
+    assert kind == "MCCLPeerLostError" and seconds > 1, (kind, text, seconds)  # rank 1 left after 1.5 s
+
+
 def wait_for_a_dead_rank(rank: int, n: int, count: int) -> Outcome:
     dist.all_reduce(torch.ones(2))
     if rank == 1:

@@ -17,6 +17,7 @@ from typing import Any, Union
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from mccl import _errors, _lib
 from mccl._config import settings_text
@@ -495,13 +496,16 @@ def create_process_group(opts: Any, pg_options: Any = None) -> ProcessGroupMCCL:
             f"mccl: pg_options must be MCCLOptions or a dict of settings, got {type(pg_options).__name__}"
         )
     timeout: timedelta = options.timeout or opts.timeout
+    # torch always passes a time-out. Its default is nobody's wish: with 0 the library takes the same, or a
+    # watchdog value that the user chose.
+    chosen = options.timeout is not None or opts.timeout != default_pg_timeout
     rank, size = opts.group_rank, opts.group_size
     comm = rendezvous.meet(
         opts.store,
         rank,
         size,
         options.group_name or opts.group_id or "default",
-        milliseconds(timeout),
+        milliseconds(timeout) if chosen else 0,
         settings_text(options.settings),
     )
     ranks = options.global_ranks_in_group or list(opts.global_ranks_in_group) or list(range(size))

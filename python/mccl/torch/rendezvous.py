@@ -23,6 +23,8 @@ _SAY_AFTER_S = 5.0  # how long a wait is silent
 _REREAD_S = 1.0  # how often a rank that is not connected yet looks whether its id has been replaced
 _LONGEST_POLL_S = 0.05
 
+DEFAULT_TIMEOUT_MS = 30 * 60 * 1000  # as in src/comm/comm.c
+
 Join = Callable[[_lib.UniqueId], Communicator]
 
 
@@ -30,15 +32,17 @@ def meet(store: Store, rank: int, size: int, name: str, timeout_ms: int, setting
     """Joins the group, blocking until all ranks are connected.
 
     Raises MCCLError (MCCLTimeoutError after `timeout_ms`) that names group, rank and what is missing.
+    `timeout_ms` of 0 stands for the library's default.
     """
-    deadline = time.monotonic() + timeout_ms / 1000
+    limit_ms = timeout_ms or DEFAULT_TIMEOUT_MS
+    deadline = time.monotonic() + limit_ms / 1000
 
     def join(unique_id: _lib.UniqueId) -> Communicator:
         return Communicator(unique_id, rank, size, name, timeout_ms, settings)
 
     if rank == 0:
         return _lead(store, size, join)
-    return _follow(store, f"rank {rank}/{size} of group '{name}'", deadline, timeout_ms, join)
+    return _follow(store, f"rank {rank}/{size} of group '{name}'", deadline, limit_ms, join)
 
 
 def _lead(store: Store, size: int, join: Join) -> Communicator:
