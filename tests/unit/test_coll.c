@@ -393,7 +393,7 @@ static void test_choice(void)
     const size_t large = (size_t)1 << 40;
     for (int kind = OP_ALL_REDUCE; kind <= OP_BARRIER; kind++)
         CHECK_EQ_I64(choose((enum op_kind)kind, 1, large, ALLREDUCE_RING, RING_FAST), ALGO_LOCAL);
-    CHECK_EQ_I64(choose(OP_ALL_REDUCE, 2, large, ALLREDUCE_AUTO, RING_AUTO), ALGO_DIRECT);
+    CHECK_EQ_I64(choose(OP_ALL_REDUCE, 2, large, ALLREDUCE_AUTO, RING_AUTO), ALGO_TWO_SHOT);
     CHECK_EQ_I64(choose(OP_ALL_REDUCE, 4, 2000, ALLREDUCE_AUTO, RING_AUTO), ALGO_DIRECT);
     CHECK_EQ_I64(choose(OP_ALL_REDUCE, 4, 2001, ALLREDUCE_AUTO, RING_AUTO), ALGO_TWO_SHOT);
     CHECK_EQ_I64(choose(OP_ALL_REDUCE, 4, large, ALLREDUCE_DIRECT, RING_AUTO), ALGO_DIRECT);
