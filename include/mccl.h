@@ -235,7 +235,9 @@ MCCL_API mccl_result mccl_comm_wait_ready(mccl_comm *comm, int64_t timeout_ms);
 
 #define MCCL_SPLIT_NOCOLOR (-1)
 /* Collective over `comm`: ranks of equal `color` form a new communicator ordered by (key, rank);
- * with MCCL_SPLIT_NOCOLOR a rank takes part in the call only and gets NULL. */
+ * with MCCL_SPLIT_NOCOLOR a rank takes part in the call only and gets NULL. Blocks until all ranks
+ * of `comm` have called it, and, but for MCCL_CONFIG_NONBLOCKING, until the new group is connected.
+ * Not inside a group of calls. */
 MCCL_API mccl_result mccl_comm_split(mccl_comm *comm, int color, int key, mccl_comm **new_comm,
                                      const mccl_config *config);
 

@@ -161,12 +161,12 @@ static mccl_result start_message(const struct call *call, mccl_request *request,
                       deadline_ns < 0 ? INT64_MAX : deadline_ns, attended);
 }
 
-/* On success *started has a reference for the caller. */
-static mccl_result start(const struct call *call, mccl_request **started)
+/* On success *started has a reference for the caller. `attended`: the caller is going to wait for
+ * this very operation. */
+static mccl_result start(const struct call *call, bool attended, mccl_request **started)
 {
     struct mccl_comm *comm = call->comm;
     const bool message = call->coll.kind == OP_SEND || call->coll.kind == OP_RECV;
-    TRY(comm_check(comm, op_kind_name(call->coll.kind)));
     struct signature signature;
     coll_signature(&call->coll, comm->n_ranks, &signature);
     mccl_request *request = request_create(comm, &signature);
@@ -174,7 +174,6 @@ static mccl_result start(const struct call *call, mccl_request **started)
         return error_set(MCCL_ERR_NO_MEMORY, "no memory for a request");
     request->bytes = call->bytes;
     request_acquire(request);
-    const bool attended = !call->request || (call->options.flags & MCCL_WAITER_FOLLOWS);
     const mccl_result result = message ? start_message(call, request, attended)
                                        : start_collective(call, request, attended);
     if (result != MCCL_OK) {
@@ -229,8 +228,11 @@ mccl_result call_run(const struct call *call)
 {
     if (group.depth > 0)
         return defer(call);
+    TRY(comm_check(call->comm, op_kind_name(call->coll.kind)));
+    TRY(engine_make_room(call->comm));
+    const bool attended = !call->request || (call->options.flags & MCCL_WAITER_FOLLOWS);
     mccl_request *request;
-    TRY(start(call, &request));
+    TRY(start(call, attended, &request));
     if (!call->request)
         return finish(request);
     *call->request = request;
@@ -245,17 +247,35 @@ mccl_result mccl_group_start(void)
     return MCCL_OK;
 }
 
+bool call_in_group(void)
+{
+    return group.depth > 0;
+}
+
+/* All or nothing as far as it can be known beforehand: a communicator that cannot be used fails
+ * all. A group needs room once: its calls may depend on each other, so none waits for one before
+ * it to end. */
+static mccl_result check_group(const struct deferred *first, bool *several)
+{
+    for (const struct deferred *deferred = first; deferred; deferred = deferred->next) {
+        TRY(comm_check(deferred->call.comm, op_kind_name(deferred->call.coll.kind)));
+        TRY(engine_make_room(deferred->call.comm));
+        *several = *several || deferred->call.comm != first->call.comm;
+    }
+    return MCCL_OK;
+}
+
 static mccl_result submit_group(struct deferred *first)
 {
-    /* All or nothing as far as it can be known beforehand: a communicator that cannot be used fails
-     * all. */
-    for (struct deferred *deferred = first; deferred; deferred = deferred->next)
-        TRY(comm_check(deferred->call.comm, op_kind_name(deferred->call.coll.kind)));
+    bool several = false;
+    TRY(check_group(first, &several));
     mccl_result result = MCCL_OK;
     for (struct deferred *deferred = first; deferred && result == MCCL_OK;
          deferred = deferred->next) {
         mccl_request *request;
-        result = start(&deferred->call, &request);
+        /* This thread can drive one communicator at a time; others need their own threads. */
+        const bool attended = !deferred->call.request && !several;
+        result = start(&deferred->call, attended, &request);
         if (result != MCCL_OK)
             break;
         if (deferred->call.request)

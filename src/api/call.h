@@ -27,6 +27,9 @@ mccl_options call_take_options(void);
 /* Submits now, or at the end of the thread's group. */
 mccl_result call_run(const struct call *call);
 
+/* Has the calling thread a group open? */
+bool call_in_group(void);
+
 /* Notes a bad argument: inside a group it fails the group. Returns `result`. */
 mccl_result call_refuse(mccl_result result);
 

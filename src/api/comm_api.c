@@ -2,6 +2,7 @@
  *
  * Entry points that make, split, query and end communicators. Any thread.
  */
+#include "api/call.h"
 #include "base/log.h"
 #include "comm/bootstrap.h"
 #include "comm/comm.h"
@@ -263,6 +264,10 @@ mccl_result mccl_comm_split(mccl_comm *comm, int color, int key, mccl_comm **new
                          color);
     TRY(check_config("mccl_comm_split", config));
     TRY(comm_check(comm, "mccl_comm_split"));
+    if (call_in_group())
+        return error_set(MCCL_ERR_INVALID_USAGE,
+                         "mccl_comm_split inside a group: it has to talk at once; call it before "
+                         "mccl_group_start or after mccl_group_end");
     struct settings settings;
     TRY(config_load(config ? config->settings : NULL, &settings));
     struct split_entry own = {.color = color, .key = key, .rank = comm->rank};
@@ -284,7 +289,7 @@ mccl_result mccl_comm_split(mccl_comm *comm, int color, int key, mccl_comm **new
         char text[300];
         if (all[i].color != color)
             continue;
-        if (bootstrap_disagree(&all[n].member, &all[i].member, text, sizeof text) && n > 0)
+        if (n > 0 && bootstrap_disagree(&all[0].member, &all[i].member, text, sizeof text))
             result = error_set(MCCL_ERR_MISMATCH, "mccl_comm_split: %s", text);
         all[n++] = all[i];
     }
@@ -323,6 +328,8 @@ mccl_result mccl_comm_get_async_error(mccl_comm *comm, mccl_result *error)
     if (!comm || !error)
         return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_comm_get_async_error: %s is NULL",
                          comm ? "error" : "comm");
+    if (comm->fork_generation != os_fork_generation())
+        return comm_check(comm, "mccl_comm_get_async_error");
     *error = atomic_load(&comm->failed) ? comm_cause(comm) : MCCL_OK;
     return MCCL_OK;
 }

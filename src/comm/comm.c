@@ -14,7 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DEFAULT_TIMEOUT_MS (30 * 60 * 1000) /* torch's default for process groups */
+#define DEFAULT_TIMEOUT_MS (30 * 60 * 1000)   /* torch's default for process groups */
+#define LONGEST_TIMEOUT_MS (365LL * 86400000) /* a year; INT64_MAX would overflow in nanoseconds \
+                                               */
 
 static void comm_free(struct mccl_comm *comm)
 {
@@ -39,6 +41,8 @@ static mccl_result fill(struct mccl_comm *comm, const mccl_config *config)
 {
     TRY(config_load(config ? config->settings : NULL, &comm->settings));
     comm->timeout_ms = config && config->timeout_ms > 0 ? config->timeout_ms : DEFAULT_TIMEOUT_MS;
+    if (comm->timeout_ms > LONGEST_TIMEOUT_MS)
+        comm->timeout_ms = LONGEST_TIMEOUT_MS;
     comm->operation_ms = comm->timeout_ms;
     comm->warn_ms = comm->settings.watchdog_timeout_ms;
     /* Without a time-out of the group, a watchdog value that the user chose ends operations; else
@@ -203,13 +207,12 @@ void comm_fail(struct mccl_comm *comm, mccl_result result, int rank, const char 
 {
     va_list arguments;
     va_start(arguments, format);
-    const bool first = record(comm, result, rank, format, arguments);
-    va_end(arguments);
-    if (!first)
-        return;
+    /* One step for everybody else: whoever is second finds `failed` set when this returns. */
     endpoint_lock(comm->endpoint);
-    spread(comm, true);
+    if (record(comm, result, rank, format, arguments))
+        spread(comm, true);
     endpoint_unlock(comm->endpoint);
+    va_end(arguments);
 }
 
 void comm_fail_locked(struct mccl_comm *comm, bool tell, mccl_result result, int rank,

@@ -65,6 +65,8 @@ void comm_on_all_ready(struct mccl_comm *comm)
 
 void comm_start_mesh(struct mccl_comm *comm, const struct wire_member *table)
 {
+    if (atomic_load(&comm->failed)) /* aborted while the table was on its way */
+        return;
     const int64_t deadline_ns = os_now_ns() + comm->settings.connect_timeout_ms * OS_MS;
     comm->ranks_on_host = 1;
     for (int peer = 0; peer < comm->n_ranks; peer++) {

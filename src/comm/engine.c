@@ -22,8 +22,10 @@
 #define YIELD_ROUNDS \
     20 /* then let other ranks of this host have the core this often before sleeping */
 #define PROBE_AFTER_NS \
-    (20 * OS_MS)       /* no progress for so long: ask the peers whether they do the same thing */
-#define CLOCK_EVERY 64 /* rounds between two looks at the deadlines while progress is made */
+    (20 * OS_MS) /* no progress for so long: ask the peers whether they do the same thing */
+#define CLOCK_EVERY                                                                \
+    8 /* rounds between two looks at the deadlines while progress is made; a round \
+          moves some MiB and may take milliseconds */
 
 /* Until when to drive. */
 struct goal {
@@ -119,9 +121,9 @@ static void leave(struct mccl_comm *comm)
             break;
         progress_step(comm);
     }
-    if (atomic_load(&engine->n_waiters) > 0)
-        engine_notify_waiters(engine);
-    else if (atomic_load(&engine->n_unattended) > 0)
+    /* Both: the waiters may have what they wait for, and then none of them takes over. */
+    engine_notify_waiters(engine);
+    if (atomic_load(&engine->n_unattended) > 0)
         wake_thread(engine);
 }
 
@@ -270,17 +272,16 @@ static void background(void *arg)
 static void ensure_thread(struct mccl_comm *comm)
 {
     struct engine *engine = &comm->engine;
+    mccl_result result = MCCL_OK;
     pthread_mutex_lock(&engine->thread_lock);
     if (!engine->thread_started && !atomic_load(&engine->thread_stop)) {
-        const mccl_result result =
-            os_thread_start(&engine->thread, background, comm, "mccl-progress");
-        if (result == MCCL_OK)
-            engine->thread_started = true;
-        else
-            log_warn("no background thread: %s; operations move only while somebody waits",
-                     error_text());
+        result = os_thread_start(&engine->thread, background, comm, "mccl-progress");
+        engine->thread_started = result == MCCL_OK;
     }
     pthread_mutex_unlock(&engine->thread_lock);
+    if (result != MCCL_OK) /* nobody would drive the operation or look at its deadline */
+        comm_fail(comm, result, comm->rank, "rank %d has no background thread: %s", comm->rank,
+                  error_text());
     wake_thread(engine);
 }
 
@@ -405,9 +406,6 @@ void engine_kick(struct mccl_comm *comm, bool attended)
 mccl_result engine_submit(struct mccl_comm *comm, struct operation *operation, bool attended)
 {
     struct engine *engine = &comm->engine;
-    const mccl_result room = engine_make_room(comm);
-    if (room != MCCL_OK)
-        return room;
     engine_count_in(comm, operation->request, attended);
     pthread_mutex_lock(&engine->submit_lock);
     operation->seq = operation->request->seq = engine->next_seq++;

@@ -129,13 +129,15 @@ void engine_fini(struct mccl_comm *comm);
 /* A free operation object with an empty call; NULL when memory is short. */
 struct operation *engine_operation(struct mccl_comm *comm);
 void engine_operation_free(struct mccl_comm *comm, struct operation *operation);
-/* Gives the operation (taken) its place in the order, tries a first step, and returns. Blocks,
- * driving, while MCCL_MAX_QUEUE_DEPTH operations are outstanding. `attended`: a waiter follows. */
+/* Waits, driving, while MCCL_MAX_QUEUE_DEPTH operations are outstanding; comes before a submission,
+ * or before all those of a group. */
+mccl_result engine_make_room(struct mccl_comm *comm);
+/* Gives the operation (taken) its place in the order, tries a first step, and returns. `attended`:
+ * a waiter follows. */
 mccl_result engine_submit(struct mccl_comm *comm, struct operation *operation, bool attended);
 
-/* The parts of a submission, for point-to-point: waits for a place in the queue; counts the request
- * in; takes a first step or tells whoever drives. */
-mccl_result engine_make_room(struct mccl_comm *comm);
+/* The parts of a submission, for point-to-point: counts the request in; takes a first step or tells
+ * whoever drives. */
 void engine_count_in(struct mccl_comm *comm, mccl_request *request, bool attended);
 void engine_kick(struct mccl_comm *comm, bool attended);
 

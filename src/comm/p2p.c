@@ -59,11 +59,6 @@ mccl_result p2p_submit(struct mccl_comm *comm, mccl_request *request, void *buff
     struct message *message = calloc(1, sizeof *message);
     if (!message)
         return error_set(MCCL_ERR_NO_MEMORY, "no memory for a message");
-    const mccl_result room = engine_make_room(comm);
-    if (room != MCCL_OK) {
-        free(message);
-        return room;
-    }
     *message = (struct message){.request = request,
                                 .buffer = buffer,
                                 .bytes = bytes,

@@ -467,7 +467,8 @@ static bool move_collectives(struct mccl_comm *comm)
             continue;
         if (link->send_op || link->n_posted != link->n_completed)
             moved |= pump_sends(comm, link);
-        if (link->readable || (read_blindly && link->recv_op))
+        /* A stream at its end has no more events to tell, also of a receive that comes later. */
+        if (link->readable || (link->recv_op && (read_blindly || link->link->at_end)))
             moved |= pump_receives(comm, link);
     }
     moved |= compute(comm);

@@ -123,16 +123,15 @@ mccl_result mccl_queue_add(mccl_queue *queue, mccl_request *request, uint64_t us
                          queue ? "request" : "queue");
     if (atomic_load(&queue->closed))
         return error_set(MCCL_ERR_INVALID_USAGE, "mccl_queue_add: the queue is closed");
+    if (!atomic_load(&request->done) && request->comm->fork_generation != os_fork_generation())
+        return comm_check(request->comm, "mccl_queue_add");
+    if (atomic_exchange(&request->queued, true))
+        return error_set(MCCL_ERR_INVALID_USAGE,
+                         "mccl_queue_add: the request is in a queue already");
     atomic_store(&request->user, user);
     request_acquire(request);
     atomic_fetch_add(&queue->refs, 1);
-    mccl_queue *none = NULL;
-    if (!atomic_compare_exchange_strong(&request->queue, &none, queue)) {
-        request_release(request);
-        queue_release(queue);
-        return error_set(MCCL_ERR_INVALID_USAGE,
-                         "mccl_queue_add: the request is in a queue already");
-    }
+    atomic_store(&request->queue, queue);
     if (atomic_load(&request->done)) {
         if (atomic_exchange(&request->queue, NULL))
             queue_push(queue, request);
@@ -169,6 +168,7 @@ mccl_result mccl_queue_wait(mccl_queue *queue, int64_t timeout_ms, uint64_t *use
         if (request) {
             *user = atomic_load(&request->user);
             *result = request_report(request);
+            atomic_store(&request->queued, false);
             request_release(request);
             return MCCL_OK;
         }

@@ -29,7 +29,8 @@ struct mccl_request {
     int32_t source_tag;
     uint64_t bytes;
     _Atomic uint64_t bytes_done; /* received so far, for messages */
-    _Atomic(mccl_queue *) queue; /* under the queue's lock until done */
+    _Atomic bool queued;         /* added to a queue and not taken out of it yet */
+    _Atomic(mccl_queue *) queue; /* where it goes when it is done; whoever swaps it out pushes */
     _Atomic uint64_t user;
     struct mccl_request *queue_next;
 };

@@ -133,8 +133,13 @@ static void completion_queue(struct rank *self, mccl_comm *comm)
     mccl_request *done = start_sum(data[0], comm);
     CHECK_OK(mccl_request_wait(done, -1));
     CHECK_OK(mccl_queue_add(queue, done, 7));
+    CHECK_RESULT(mccl_queue_add(queue, done, 8), MCCL_ERR_INVALID_USAGE);
     CHECK_OK(mccl_queue_wait(queue, 0, &user, &result));
     CHECK_EQ_U64(user, 7);
+    CHECK_RESULT(mccl_queue_wait(queue, 0, &user, &result), MCCL_IN_PROGRESS);
+    CHECK_OK(mccl_queue_add(queue, done, 9)); /* taken out, it may go in again */
+    CHECK_OK(mccl_queue_wait(queue, 0, &user, &result));
+    CHECK_EQ_U64(user, 9);
     CHECK_OK(mccl_request_free(done));
 
     pthread_t waiter;
