@@ -88,6 +88,9 @@ foreach(file IN LISTS examples)
     set_target_properties(example_${name} PROPERTIES OUTPUT_NAME ${name} RUNTIME_OUTPUT_DIRECTORY examples)
     target_compile_definitions(example_${name} PRIVATE _POSIX_C_SOURCE=200809L)
     target_link_libraries(example_${name} PRIVATE mccl mccl_flags)
+    add_test(NAME example_${name} COMMAND limit 30 sh ${CMAKE_CURRENT_SOURCE_DIR}/tests/ranks.sh 3
+                                          $<TARGET_FILE:example_${name}>)
+    set_tests_properties(example_${name} PROPERTIES LABELS comm TIMEOUT 60 ENVIRONMENT "${test_environment}")
 endforeach()
 
 # The limit runner kills what it should: a group of two processes, within its second.

@@ -112,9 +112,10 @@ static void link_is_there(struct mccl_comm *comm)
 
 void comm_prepare_socket(const struct mccl_comm *comm, int fd)
 {
-    link_tcp_prepare(fd,
-                     &(struct link_tcp_options){.sock_bufsize = (size_t)comm->settings.sock_bufsize,
-                                                .notsent_lowat = (size_t)comm->settings.tcp_lowat});
+    link_tcp_prepare(fd, &(struct link_tcp_options){
+                             .sock_bufsize = (size_t)comm->settings.sock_bufsize,
+                             .bufsize_chosen = config_is_explicit(&comm->settings, "sock_bufsize"),
+                             .notsent_lowat = (size_t)comm->settings.tcp_lowat});
 }
 
 static void take_socket(struct mccl_comm *comm, struct conn *conn, bool p2p)

@@ -175,6 +175,7 @@ static mccl_result endpoint_create(const struct settings *settings, struct endpo
     os_host_name(endpoint->host_name, sizeof endpoint->host_name);
     endpoint->socket_options =
         (struct link_tcp_options){.sock_bufsize = (size_t)settings->sock_bufsize,
+                                  .bufsize_chosen = config_is_explicit(settings, "sock_bufsize"),
                                   .notsent_lowat = (size_t)settings->tcp_lowat};
     mccl_result result = os_poller_create(&endpoint->poller);
     if (result == MCCL_OK)

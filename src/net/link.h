@@ -59,6 +59,7 @@ struct link {
 
 struct link_tcp_options {
     size_t sock_bufsize;  /* 0: the system's own tuning */
+    bool bufsize_chosen;  /* by the user, who is warned if the system grants less */
     size_t notsent_lowat; /* 0: off */
 };
 

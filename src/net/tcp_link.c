@@ -279,7 +279,8 @@ void link_tcp_prepare(int fd, const struct link_tcp_options *options)
         if (os_socket_buffers(fd, options->sock_bufsize, &granted) != MCCL_OK)
             log_warn("MCCL_SOCK_BUFSIZE=%zu: the system refused it: %s", options->sock_bufsize,
                      error_text());
-        else if (granted < options->sock_bufsize && !atomic_exchange(&clamping_reported, true))
+        else if (granted < options->sock_bufsize && options->bufsize_chosen &&
+                 !atomic_exchange(&clamping_reported, true))
             log_warn("MCCL_SOCK_BUFSIZE=%zu: the system granted %zu", options->sock_bufsize,
                      granted);
         else

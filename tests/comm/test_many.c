@@ -12,7 +12,11 @@
 #include <pthread.h>
 
 #define N_MANY 32
-#define FORM_LIMIT_MS 20000 /* fails above it; 5 s is the aim on an idle machine */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define FORM_LIMIT_MS 20000
+#else
+#define FORM_LIMIT_MS 5000 /* what is promised; 0.5 to 1.5 s on two cores */
+#endif
 
 static void check_sum_of_ranks(mccl_comm *comm)
 {
@@ -54,7 +58,7 @@ static void many_ranks(void)
         worst_ms = ms > worst_ms ? ms : worst_ms;
     }
     team_end(team);
-    printf("%d processes: group, barrier and all-reduce within %lld ms (aim: 5000)\n", N_MANY,
+    printf("%d processes: group, barrier and all-reduce within %lld ms\n", N_MANY,
            (long long)worst_ms);
     CHECK_LE_I64(worst_ms, FORM_LIMIT_MS);
 }

@@ -217,7 +217,28 @@ static void clamping_is_reported(void)
     struct team *team = team_start(2, 20, socket_buffer_clamped, NULL);
     for (int rank = 0; rank < 2; rank++) {
         team_expect_ok(team, rank);
-        CHECK_HAS(team_stderr(team, rank), "granted");
+        CHECK_HAS(team_stderr(team, rank), "WARN");
+        CHECK_HAS(team_stderr(team, rank), "MCCL_SOCK_BUFSIZE=1073741824: the system granted");
+    }
+    team_end(team);
+}
+
+/* A profile asks for as much as it can get, so getting less is no news for a user who chose none of
+ * it. */
+static void profile_sets_buffers(struct rank *self)
+{
+    mccl_comm *comm = rank_connect_with(self, "link_profile=thunderbolt; log_level=INFO", 0);
+    CHECK_OK(mccl_barrier(comm, NULL, NULL));
+    CHECK_OK(mccl_comm_destroy(comm));
+}
+
+static void profile_reaches_sockets(void)
+{
+    struct team *team = team_start(2, 20, profile_sets_buffers, NULL);
+    for (int rank = 0; rank < 2; rank++) {
+        team_expect_ok(team, rank);
+        CHECK_HAS(team_stderr(team, rank), "socket buffers: asked for 33554432, granted");
+        CHECK(strstr(team_stderr(team, rank), "WARN") == NULL);
     }
     team_end(team);
 }
@@ -414,6 +435,7 @@ int main(void)
     run("LINK_PROFILE", 2, link_profile);
     run("SOCK_BUFSIZE, TCP_LOWAT", 2, socket_options);
     clamping_is_reported();
+    profile_reaches_sockets();
     run("TRANSPORT", 2, transport_tcp);
     run("CONNECT_TIMEOUT_MS", 3, connect_timeout);
     run("WATCHDOG_TIMEOUT_MS", 2, watchdog_aborts);
