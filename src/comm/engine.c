@@ -493,9 +493,8 @@ void engine_fail_request(struct mccl_comm *comm, mccl_request *request)
     char *text = malloc(ERROR_TEXT_BYTES);
     if (text)
         snprintf(text, ERROR_TEXT_BYTES,
-                 "%s seq %u on rank %d of %d, group '%s': %s (%llu of %llu bytes done)", signature,
+                 "%s seq %u on rank %d of %d, group '%s': %s (%llu bytes had arrived)", signature,
                  request->seq, comm->rank, comm->n_ranks, comm->name, cause->text,
-                 (unsigned long long)atomic_load(&request->bytes_done),
-                 (unsigned long long)request->bytes);
+                 (unsigned long long)atomic_load(&request->bytes_done));
     engine_complete(comm, request, cause->result, text);
 }
