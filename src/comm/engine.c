@@ -109,15 +109,28 @@ static void wake_thread(struct engine *engine)
         os_wake_all(&engine->thread_signal);
 }
 
+/* No operation can start before another one ends. Owner. */
+static bool is_full(const struct engine *engine)
+{
+    return engine->n_active >= ENGINE_ACTIVE;
+}
+
+/* Has anything been handed in that the owner has not taken up, and could? */
+static bool has_news(const struct mccl_comm *comm, bool full)
+{
+    const struct engine *engine = &comm->engine;
+    return (!full && atomic_load(&engine->n_inbox) > 0) ||
+           atomic_load(&engine->n_incoming_hint) > 0 || p2p_has_news(comm);
+}
+
 /* Gives the token back and sees to it that whoever needs it next knows. */
 static void leave(struct mccl_comm *comm)
 {
     struct engine *engine = &comm->engine;
     for (;;) {
+        const bool full = is_full(engine);
         atomic_store(&engine->token, 0);
-        const bool work =
-            atomic_load(&engine->n_inbox) > 0 || atomic_load(&engine->n_incoming_hint) > 0;
-        if (!work || !take_token(engine))
+        if (!has_news(comm, full) || !take_token(engine))
             break;
         progress_step(comm);
     }
@@ -159,8 +172,7 @@ static void block(struct mccl_comm *comm, const struct goal *goal, int64_t wake_
     int64_t left_ns = wake_ns - os_now_ns();
     /* Somebody may have needed us between the last look and `blocked`; later ones use the poller's
      * wake-up. */
-    if (left_ns < 0 || reached(engine, goal) || atomic_load(&engine->n_inbox) > 0 ||
-        atomic_load(&engine->n_incoming_hint) > 0 ||
+    if (left_ns < 0 || reached(engine, goal) || has_news(comm, is_full(engine)) ||
         (atomic_load(&comm->failed) && !engine->drained))
         left_ns = 0;
     const int n = os_poller_wait(engine->poller, events, 32, left_ns);

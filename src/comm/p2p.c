@@ -81,6 +81,11 @@ mccl_result p2p_submit(struct mccl_comm *comm, mccl_request *request, void *buff
     return MCCL_OK;
 }
 
+bool p2p_has_news(const struct mccl_comm *comm)
+{
+    return atomic_load(&comm->engine.p2p->n_inbox) > 0;
+}
+
 /* ---- owner: life of a message ---- */
 
 void p2p_live_add(struct p2p *p2p, struct message *message)

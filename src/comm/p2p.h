@@ -27,6 +27,9 @@ void p2p_destroy(struct p2p *p2p); /* NULL is ignored */
 mccl_result p2p_submit(struct mccl_comm *comm, mccl_request *request, void *buffer, size_t bytes,
                        bool is_send, int64_t deadline_ns, bool attended);
 
+/* Any thread: a submitted message waits for the owner of the engine to take it up. */
+bool p2p_has_news(const struct mccl_comm *comm);
+
 /* Owner of the engine. */
 void p2p_add_link(struct mccl_comm *comm, int peer, struct link *link);
 bool p2p_step(struct mccl_comm *comm);

@@ -8,6 +8,7 @@
 #include "support/harness.h"
 
 #include <pthread.h>
+#include <time.h>
 
 #define QUICK_MS \
     1500             /* a hang that only the deadline ends takes much longer, a slow machine less */
@@ -142,6 +143,44 @@ static void waits_are_short(void)
         CHECK_OK(mccl_request_free(requests[i]));
     pthread_join(other, NULL);
     threads_run(2, destroy_one, NULL);
+}
+
+/* ---- more operations than run at once ---- */
+
+#define N_QUEUED 30
+
+static int64_t cpu_ms(void)
+{
+    struct timespec time;
+    CHECK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time) == 0);
+    return time.tv_sec * 1000 + time.tv_nsec / 1000000;
+}
+
+static void queue_many(struct rank *self)
+{
+    int32_t sums[N_QUEUED];
+    mccl_request *requests[N_QUEUED];
+    mccl_comm *comm = rank_connect(self, NULL);
+    if (self->rank == 1)
+        sleep_ms(500);
+    const int64_t started = now_ms();
+    for (int i = 0; i < N_QUEUED; i++) {
+        sums[i] = self->rank + i;
+        CHECK_OK(
+            mccl_all_reduce(&sums[i], &sums[i], 1, MCCL_INT32, MCCL_SUM, comm, NULL, &requests[i]));
+    }
+    if (self->rank == 0) { /* the other one still sleeps: nothing holds this one up or burns */
+        CHECK_LE_I64(now_ms() - started, 200);
+        const int64_t before = cpu_ms();
+        CHECK_RESULT(mccl_request_wait(requests[0], 200), MCCL_IN_PROGRESS);
+        CHECK_LE_I64(cpu_ms() - before, 100);
+    }
+    for (int i = N_QUEUED - 1; i >= 0; i--) {
+        CHECK_OK(mccl_request_wait(requests[i], -1));
+        CHECK_EQ_I64(sums[i], 2 * i + 1);
+        CHECK_OK(mccl_request_free(requests[i]));
+    }
+    CHECK_OK(mccl_comm_destroy(comm));
 }
 
 /* ---- a rank that left ---- */
@@ -280,6 +319,7 @@ static void connect_patiently(struct rank *self)
 
 int main(void)
 {
+    team_run(2, 20, queue_many, NULL);
     background_takes_over();
     waits_are_short();
     end_of_stream_is_kept();
