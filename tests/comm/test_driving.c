@@ -114,10 +114,10 @@ static void background_takes_over(void)
 
 static void *reduce_much(void *arg)
 {
-    static float data[2][8 << 20];
+    static float data[2][2 << 20];
     const int rank = *(const int *)arg;
     for (int i = 0; i < 4; i++)
-        CHECK_OK(mccl_all_reduce(data[rank], data[rank], 8 << 20, MCCL_FLOAT32, MCCL_SUM,
+        CHECK_OK(mccl_all_reduce(data[rank], data[rank], 2 << 20, MCCL_FLOAT32, MCCL_SUM,
                                  comms[rank], NULL, NULL));
     return NULL;
 }
@@ -125,12 +125,12 @@ static void *reduce_much(void *arg)
 static void waits_are_short(void)
 {
     threads_run(2, connect_one, NULL);
-    static float data[2][8 << 20];
+    static float data[2][2 << 20];
     int one = 1;
     mccl_request *requests[4];
     const pthread_t other = start(reduce_much, &one);
     for (int i = 0; i < 4; i++)
-        CHECK_OK(mccl_all_reduce(data[0], data[0], 8 << 20, MCCL_FLOAT32, MCCL_SUM, comms[0], NULL,
+        CHECK_OK(mccl_all_reduce(data[0], data[0], 2 << 20, MCCL_FLOAT32, MCCL_SUM, comms[0], NULL,
                                  &requests[i]));
     mccl_result result = MCCL_IN_PROGRESS;
     while (result == MCCL_IN_PROGRESS) {
@@ -225,26 +225,26 @@ static void end_of_stream_is_kept(void)
 
 static void *second_first(void *arg)
 {
-    static int32_t data[4 << 20];
+    static int32_t data[2 << 20];
     (void)arg;
-    CHECK_OK(mccl_all_reduce(data, data, 4 << 20, MCCL_INT32, MCCL_SUM, second[1], NULL, NULL));
-    CHECK_OK(mccl_all_reduce(data, data, 4 << 20, MCCL_INT32, MCCL_SUM, comms[1], NULL, NULL));
+    CHECK_OK(mccl_all_reduce(data, data, 2 << 20, MCCL_INT32, MCCL_SUM, second[1], NULL, NULL));
+    CHECK_OK(mccl_all_reduce(data, data, 2 << 20, MCCL_INT32, MCCL_SUM, comms[1], NULL, NULL));
     return NULL;
 }
 
 /* The other rank ends the second one before it begins the first: both have to move. */
 static void group_over_two_communicators(void)
 {
-    static int32_t data[2][4 << 20];
+    static int32_t data[2][2 << 20];
     threads_run(2, connect_one, NULL);
     threads_run(2, split_one, NULL);
     const pthread_t other = start(second_first, NULL);
     const int64_t started = now_ms();
     CHECK_OK(mccl_group_start());
     CHECK_OK(
-        mccl_all_reduce(data[0], data[0], 4 << 20, MCCL_INT32, MCCL_SUM, comms[0], NULL, NULL));
+        mccl_all_reduce(data[0], data[0], 2 << 20, MCCL_INT32, MCCL_SUM, comms[0], NULL, NULL));
     CHECK_OK(
-        mccl_all_reduce(data[1], data[1], 4 << 20, MCCL_INT32, MCCL_SUM, second[0], NULL, NULL));
+        mccl_all_reduce(data[1], data[1], 2 << 20, MCCL_INT32, MCCL_SUM, second[0], NULL, NULL));
     CHECK_OK(mccl_group_end());
     CHECK_LE_I64(now_ms() - started, LATE_MS / 2);
     pthread_join(other, NULL);
