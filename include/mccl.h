@@ -241,8 +241,9 @@ MCCL_API mccl_result mccl_comm_wait_ready(mccl_comm *comm, int64_t timeout_ms);
 MCCL_API mccl_result mccl_comm_split(mccl_comm *comm, int color, int key, mccl_comm **new_comm,
                                      const mccl_config *config);
 
-/* Leaves the group cleanly: gives operations in flight a short while (at most 2 s), says goodbye,
- * frees. Local: does not wait for other ranks. NULL is ignored. Requests survive and report an
+/* Leaves the group cleanly: gives operations in flight a short while (at most 2 s), and messages
+ * that are sent but not yet asked for another one (at most 1 s), says goodbye, frees. Local: does
+ * not wait for other ranks otherwise. NULL is ignored. Requests survive and report an
  * error if unfinished. */
 MCCL_API mccl_result mccl_comm_destroy(mccl_comm *comm);
 

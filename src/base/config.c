@@ -34,6 +34,31 @@ extern char **environ;
 
 static pthread_mutex_t defaults_lock = PTHREAD_MUTEX_INITIALIZER;
 static char *defaults_text; /* under defaults_lock; owned; NULL for none */
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+/* ---- fork ---- */
+
+/* A child that is forked while another thread holds the lock would find it held for ever. */
+static void before_fork(void)
+{
+    pthread_mutex_lock(&defaults_lock);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&defaults_lock);
+}
+
+static void register_handlers(void)
+{
+    os_fork_init();
+    pthread_atfork(before_fork, after_fork, after_fork);
+}
+
+void config_fork_init(void)
+{
+    pthread_once(&fork_once, register_handlers);
+}
 
 /* ---- names ---- */
 
@@ -186,6 +211,7 @@ static mccl_result apply_string(const char *text, enum setting_source source,
 
 static mccl_result apply_defaults_text(struct settings *settings)
 {
+    config_fork_init();
     pthread_mutex_lock(&defaults_lock);
     const mccl_result result = apply_string(defaults_text, SOURCE_INIT, settings);
     pthread_mutex_unlock(&defaults_lock);
@@ -216,6 +242,7 @@ mccl_result config_set_defaults(const char *text)
                              strlen(text));
         memcpy(copy, text, strlen(text) + 1);
     }
+    config_fork_init();
     pthread_mutex_lock(&defaults_lock);
     char *const old = defaults_text;
     defaults_text = copy;

@@ -84,6 +84,8 @@ mccl_result config_load(const char *overrides, struct settings *settings);
 
 /* Replaces the process-wide string behind mccl_set_defaults after checking it. Thread-safe. */
 mccl_result config_set_defaults(const char *text);
+/* Registers, once, what keeps the lock behind it usable in a forked child. */
+void config_fork_init(void);
 
 /* Rows, for mccl_setting_get_info; NULL past the end. `format` writes the current value of row
  * `index`. */

@@ -17,6 +17,8 @@
 #endif
 
 #define METAL "Takes effect with Metal streams."
+/* Of the rows that make the process's endpoint (endpoint.c compares them). */
+#define SHARED "All groups of a process share one: a later group that asks for another is refused."
 
 static const struct word transports[] = {{"auto", TRANSPORT_AUTO, false},
                                          {"tcp", TRANSPORT_TCP, false},
@@ -92,8 +94,9 @@ const struct setting_row config_rows[] = {
      .info.default_value = "auto",
      .info.range = "auto | loopback | address literals with commas between",
      LIVE,
-     .info.help = "Addresses to listen on, one socket each. auto: loopback if the launcher says "
-                  "that all ranks are on this host, else the addresses of the usable interfaces."},
+     .info.help =
+         "Addresses to listen on, one socket each. auto: loopback if the launcher says "
+         "that all ranks are on this host, else the addresses of the usable interfaces. " SHARED},
     {.info.name = "port_base",
      .info.variable = "MCCL_PORT_BASE",
      MEMBER(VALUE_PORTS, port_first),
@@ -101,14 +104,14 @@ const struct setting_row config_rows[] = {
      .info.range = "0 .. 65535, or FIRST-LAST",
      LIVE,
      .info.help = "First port to try; the next free one of up to 1024 is taken. FIRST-LAST keeps "
-                  "to that range, 0 takes any free port."},
+                  "to that range, 0 takes any free port. " SHARED},
     {.info.name = "ifname",
      .info.variable = "MCCL_IFNAME",
      MEMBER(VALUE_TEXT, ifname),
      .info.default_value = "",
      .info.range = "at most 255 characters",
      LIVE,
-     .info.help = "Interface to use, such as en5. Empty: the one that routes to the peer."},
+     .info.help = "Interface to use, such as en5. Empty: the one that routes to the peer. " SHARED},
     {.info.name = "chunk_bytes",
      .info.variable = "MCCL_CHUNK_BYTES",
      MEMBER(VALUE_BYTES, chunk_bytes),
@@ -282,8 +285,8 @@ const struct setting_row config_rows[] = {
      .info.default_value = "5000",
      OFF_OR_NUMBER(10, 3600000),
      LIVE,
-     .info.help = "How often an idle link proves that it lives; a peer silent for several "
-                  "intervals is lost. 0: off."},
+     .info.help = "How often this rank proves to the others that it lives; one that is silent for "
+                  "six of its own intervals is lost. 0: never, and nobody waits for it."},
     {.info.name = "max_queue_depth",
      .info.variable = "MCCL_MAX_QUEUE_DEPTH",
      MEMBER(VALUE_INT, max_queue_depth),

@@ -44,6 +44,7 @@ void bootstrap_member(const struct mccl_comm *comm, struct wire_member *member)
     member->pid = (uint32_t)os_pid();
     member->n_addresses = (uint32_t)endpoint->n_listeners;
     memcpy(member->host_name, endpoint->host_name, sizeof member->host_name);
+    member->heartbeat_ms = (uint32_t)settings->heartbeat_interval_ms;
     member->agreed[0] = settings->chunk_bytes;
     member->agreed[1] = settings->small_msg_threshold;
     member->agreed[2] = settings->allreduce_algo;
@@ -358,6 +359,13 @@ void bootstrap_check_in(struct mccl_comm *comm, struct conn *conn)
     conn_send_frame(conn, &frame, &member);
 }
 
+/* The code in a refusal, which may be any byte: to be refused is never success. */
+static mccl_result refused_with(uint8_t kind)
+{
+    return kind > MCCL_IN_PROGRESS && kind <= MCCL_ERR_INTERNAL ? (mccl_result)kind
+                                                                : MCCL_ERR_ABORTED;
+}
+
 void bootstrap_on_server_frame(struct mccl_comm *comm, struct conn *conn,
                                const struct wire_frame *frame, const void *payload)
 {
@@ -373,7 +381,7 @@ void bootstrap_on_server_frame(struct mccl_comm *comm, struct conn *conn,
     comm->bootstrap = NULL;
     conn_kill(conn, "bootstrap is over");
     if (frame->type == FRAME_REFUSE)
-        comm_fail_locked(comm, false, (mccl_result)frame->kind, -1, "%.500s", text);
+        comm_fail_locked(comm, false, refused_with(frame->kind), -1, "%.500s", text);
     else if (frame->type != FRAME_TABLE ||
              frame->length != (uint64_t)comm->n_ranks * sizeof(struct wire_member))
         comm_fail_locked(comm, false, MCCL_ERR_INTERNAL, -1,

@@ -14,9 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DEFAULT_TIMEOUT_MS (30 * 60 * 1000)   /* torch's default for process groups */
-#define LONGEST_TIMEOUT_MS (365LL * 86400000) /* a year; INT64_MAX would overflow in nanoseconds \
-                                               */
+#define DEFAULT_TIMEOUT_MS (30 * 60 * 1000) /* torch's default for process groups */
+/* A year; more would overflow in nanoseconds. */
+#define LONGEST_TIMEOUT_MS (365LL * 86400000)
 
 static void comm_free(struct mccl_comm *comm)
 {

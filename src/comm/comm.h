@@ -35,8 +35,8 @@ struct peer {
     bool have_data;    /* the data link was handed to the engine */
     bool ready;        /* it is connected with all ranks */
     bool p2p_wanted;   /* a point-to-point link was asked for */
-    bool goodbye;      /* the peer said that it leaves */
-    _Atomic bool left; /* and it is gone; any thread */
+    _Atomic bool goodbye; /* the peer said that it leaves; any thread */
+    _Atomic bool left;    /* and it is gone; any thread */
     int64_t heard_ns;  /* last byte on the control link */
     bool probed;       /* the peer waits in this operation, which we have not reached yet */
     uint32_t probe_seq;
@@ -66,10 +66,11 @@ struct mccl_comm {
     char missing[256];               /* ranks that had not checked in at last word */
     int64_t started_ns, deadline_ns; /* of the present phase of initialisation */
     int64_t waiting_logged_ns;
-    int64_t heartbeat_due_ns;
-    int links_missing; /* while MESHING: control and data links to come */
-    int ranks_missing; /* and ranks that are not connected with everybody yet */
-    bool closing;      /* destroyed: peers' endings are of no interest any more */
+    int64_t heartbeat_due_ns; /* own heartbeats */
+    int64_t silence_due_ns;   /* next look for silent ranks */
+    int links_missing;        /* while MESHING: control and data links to come */
+    int ranks_missing;        /* and ranks that are not connected with everybody yet */
+    bool closing;             /* destroyed: peers' endings are of no interest any more */
     uint64_t heartbeats_sent, heartbeats_received;
 
     _Atomic uint32_t n_left; /* peers that have left */

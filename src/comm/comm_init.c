@@ -25,6 +25,7 @@ static void become_ready(struct mccl_comm *comm)
     for (int peer = 0; peer < comm->n_ranks; peer++)
         comm->peers[peer].heard_ns = now_ns;
     comm->heartbeat_due_ns = now_ns + comm->settings.heartbeat_interval_ms * OS_MS;
+    comm->silence_due_ns = now_ns;
     atomic_store(&comm->was_ready, true);
     atomic_store(&comm->phase, COMM_READY);
     os_wake_all(&comm->phase);
@@ -161,6 +162,8 @@ void comm_on_connection(struct mccl_comm *comm, struct conn *conn)
         comm->peers[conn->peer].heard_ns = os_now_ns();
         if (!before)
             link_is_there(comm);
+        else if (comm->links_missing < 0) /* the READY on it is lost, too */
+            control_send_ready(comm);
         break;
     }
     case PURPOSE_DATA:
@@ -177,6 +180,8 @@ void comm_on_dial_failed(struct mccl_comm *comm, const struct dial *dial)
 {
     if (comm->closing || atomic_load(&comm->failed))
         return;
+    if (dial->purpose == PURPOSE_P2P && atomic_load(&comm->peers[dial->peer].goodbye))
+        return; /* it has left: that is an answer, and fails only what needed it */
     const double waited_s = (double)(os_now_ns() - comm->started_ns) / 1e9;
     char tried[200];
     dial_describe(dial, tried, sizeof tried);
@@ -243,43 +248,60 @@ static void connecting_timed_out(struct mccl_comm *comm)
                      example, (long long)comm->settings.connect_timeout_ms);
 }
 
-static int64_t check_silence(struct mccl_comm *comm, int64_t now_ns)
+static int64_t send_heartbeats(struct mccl_comm *comm, int64_t now_ns)
 {
     const int64_t interval_ns = comm->settings.heartbeat_interval_ms * OS_MS;
     if (interval_ns == 0)
         return INT64_MAX;
     if (now_ns >= comm->heartbeat_due_ns) {
-        /* Who was stopped itself (suspended laptop, debugger) must first listen before it calls
-         * others silent. */
-        const bool slept = now_ns >= comm->heartbeat_due_ns + SILENT_INTERVALS * interval_ns / 2;
         control_send_heartbeats(comm);
         comm->heartbeat_due_ns = now_ns + interval_ns;
-        for (int peer = 0; peer < comm->n_ranks; peer++) {
-            struct peer *from = &comm->peers[peer];
-            if (slept)
-                from->heard_ns = now_ns;
-            if (!from->control || from->goodbye ||
-                now_ns - from->heard_ns < SILENT_INTERVALS * interval_ns)
-                continue;
-            comm_fail_locked(comm, true, MCCL_ERR_PEER_LOST, peer,
-                             "rank %d (%s:%u) is lost: silent for %.1f s, %d heartbeats "
-                             "(MCCL_HEARTBEAT_INTERVAL_MS=%lld); "
-                             "its process is stopped, its host is down or the network is cut",
-                             peer, from->member.host_name, from->member.pid,
-                             (double)(now_ns - from->heard_ns) / 1e9, SILENT_INTERVALS,
-                             (long long)comm->settings.heartbeat_interval_ms);
-            return INT64_MAX;
-        }
     }
     return comm->heartbeat_due_ns;
+}
+
+/* Each rank is measured by the interval at which it sends itself, which need not be ours. */
+static int64_t check_silence(struct mccl_comm *comm, int64_t now_ns)
+{
+    if (now_ns < comm->silence_due_ns)
+        return comm->silence_due_ns;
+    const int64_t late_ns = now_ns - comm->silence_due_ns;
+    int64_t shortest_ns = INT64_MAX - now_ns;
+    for (int peer = 0; peer < comm->n_ranks; peer++) {
+        struct peer *from = &comm->peers[peer];
+        const int64_t interval_ns = from->member.heartbeat_ms * OS_MS;
+        if (interval_ns == 0 || !from->control || from->goodbye)
+            continue;
+        if (interval_ns < shortest_ns)
+            shortest_ns = interval_ns;
+        /* Who was stopped itself (suspended laptop, debugger) must first listen before it calls
+         * others silent. */
+        if (late_ns >= SILENT_INTERVALS * interval_ns / 2)
+            from->heard_ns = now_ns;
+        if (now_ns - from->heard_ns < SILENT_INTERVALS * interval_ns)
+            continue;
+        comm_fail_locked(comm, true, MCCL_ERR_PEER_LOST, peer,
+                         "rank %d (%s:%u) is lost: silent for %.1f s, %d heartbeats "
+                         "(MCCL_HEARTBEAT_INTERVAL_MS=%u); "
+                         "its process is stopped, its host is down or the network is cut",
+                         peer, from->member.host_name, from->member.pid,
+                         (double)(now_ns - from->heard_ns) / 1e9, SILENT_INTERVALS,
+                         from->member.heartbeat_ms);
+        return INT64_MAX;
+    }
+    comm->silence_due_ns = now_ns + shortest_ns;
+    return comm->silence_due_ns;
 }
 
 int64_t comm_on_time(struct mccl_comm *comm, int64_t now_ns)
 {
     if (comm->closing || atomic_load(&comm->failed))
         return INT64_MAX;
-    if (atomic_load(&comm->phase) == COMM_READY)
-        return check_silence(comm, now_ns);
+    if (atomic_load(&comm->phase) == COMM_READY) {
+        const int64_t heartbeat_ns = send_heartbeats(comm, now_ns);
+        const int64_t silence_ns = check_silence(comm, now_ns);
+        return heartbeat_ns < silence_ns ? heartbeat_ns : silence_ns;
+    }
     const bool meshing = atomic_load(&comm->phase) == COMM_MESHING;
     const int64_t deadline_ns =
         comm->deadline_ns + (meshing && !dial_find(comm) ? FIRST_WORD_NS : 0);

@@ -355,6 +355,17 @@ static void on_hello(struct conn *conn)
         conn->state = CONN_WAIT_PROOF;
 }
 
+/* A rank that said READY has its control and data link to us and dials them once only: another one
+ * would take the place of a link in use. Before that it may have missed our last word. */
+static bool is_surplus(const struct conn *conn)
+{
+    const uint8_t purpose = conn->hello.purpose;
+    if (!conn->comm || (purpose != PURPOSE_CONTROL && purpose != PURPOSE_DATA))
+        return false;
+    return atomic_load(&conn->comm->phase) == COMM_READY ||
+           conn->comm->peers[conn->hello.rank].ready;
+}
+
 static void on_proof(struct conn *conn)
 {
     struct wire_proof proof;
@@ -368,8 +379,14 @@ static void on_proof(struct conn *conn)
             conn_fail(conn, "wrong proof", false);
         return;
     }
+    if (is_surplus(conn))
+        accept.status = STATUS_BUSY;
     if (!write_all(conn, &accept, sizeof accept))
         return;
+    if (accept.status != STATUS_OK) {
+        conn_kill(conn, "the link is there already"); /* no stranger */
+        return;
+    }
     conn->endpoint->n_handshakes--;
     conn->state = CONN_WAIT_ACCEPT; /* through: no longer counted */
     conn->peer = (int)conn->hello.rank;

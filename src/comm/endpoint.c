@@ -11,15 +11,46 @@
 #include "comm/conn.h"
 #include "comm/dial.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define HANDSHAKES_MAX 1024            /* places for connections that have proved nothing yet */
+/* Places for connections that have proved nothing yet: so many, but at most this part of the
+ * process's descriptors, most of which are the program's. */
+#define HANDSHAKES_MAX 1024
+#define HANDSHAKES_PART 4
 #define STRANGERS_LOG_NS (10 * OS_SEC) /* at most one line about strangers in so long */
+#define FULL_LOG_NS (10 * OS_SEC)      /* and one about descriptors */
+#define FULL_PAUSE_NS (100 * OS_MS)    /* before accepting is tried again without descriptors */
 
 static pthread_mutex_t global_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct endpoint *global_endpoint; /* global_lock */
 static uint32_t global_generation;       /* fork generation that made it; global_lock */
+
+/* ---- fork: a child must find global_lock free, to make an endpoint of its own ---- */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&global_lock);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&global_lock);
+}
+
+/* What prepares a fork runs in reverse: registered last, this lock is taken first. */
+static void register_handlers(void)
+{
+    config_fork_init();
+    pthread_atfork(before_fork, after_fork, after_fork);
+}
+
+static void fork_init(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, register_handlers);
+}
 
 void endpoint_lock(struct endpoint *endpoint)
 {
@@ -45,14 +76,68 @@ struct mccl_comm *endpoint_find_comm(struct endpoint *endpoint, const uint8_t id
 
 /* ---- service thread ---- */
 
+static void watch_listeners(struct endpoint *endpoint, unsigned events)
+{
+    for (int i = 0; i < endpoint->n_listeners; i++)
+        if (os_poller_modify(endpoint->poller, endpoint->listeners[i], events,
+                             &endpoint->listeners[i]) != MCCL_OK)
+            log_warn("port %u: %s", endpoint->port, error_text());
+}
+
+/* The connection that has no descriptor stays in the queue, and the poller would report it without
+ * end: nobody listens for a moment. */
+static void pause_listening(struct endpoint *endpoint, int error)
+{
+    const int64_t now_ns = os_now_ns();
+    watch_listeners(endpoint, 0);
+    endpoint->listen_again_ns = now_ns + FULL_PAUSE_NS;
+    if (endpoint->full_logged_ns && now_ns < endpoint->full_logged_ns + FULL_LOG_NS)
+        return;
+    endpoint->full_logged_ns = now_ns;
+    if (error == EMFILE)
+        log_warn("port %u: incoming connections wait, all %d descriptors of this process are in "
+                 "use; raise the limit (`ulimit -n`)",
+                 endpoint->port, os_fd_limit());
+    else
+        log_warn("port %u: incoming connections wait, the system has no descriptor or memory for "
+                 "them: %s; this process may open %d (`ulimit -n`)",
+                 endpoint->port, strerror(error), os_fd_limit());
+}
+
+static int64_t listen_again(struct endpoint *endpoint, int64_t now_ns)
+{
+    if (endpoint->listen_again_ns == 0)
+        return INT64_MAX;
+    if (now_ns < endpoint->listen_again_ns)
+        return endpoint->listen_again_ns;
+    endpoint->listen_again_ns = 0;
+    watch_listeners(endpoint, OS_POLL_READ);
+    return INT64_MAX;
+}
+
+static int handshake_places(void)
+{
+    const int part = os_fd_limit() / HANDSHAKES_PART; /* programs change it as they run */
+    return part < HANDSHAKES_MAX ? part : HANDSHAKES_MAX;
+}
+
+static bool is_shortage(int error)
+{
+    return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
 static void accept_all(struct endpoint *endpoint, int listener)
 {
     struct sockaddr_storage peer;
+    const int places = handshake_places();
     for (int n = 0; n < 64; n++) {
         const int fd = os_socket_accept(listener, &peer);
-        if (fd < 0)
+        if (fd < 0) {
+            if (is_shortage(errno))
+                pause_listening(endpoint, errno);
             return;
-        if (endpoint->n_handshakes >= HANDSHAKES_MAX) {
+        }
+        if (endpoint->n_handshakes >= places) {
             endpoint->n_strangers++;
             os_fd_close(fd);
             continue;
@@ -96,6 +181,7 @@ static int64_t run_timers(struct endpoint *endpoint)
     /* Last: what the others started or failed is dialled or given up in this round. */
     for (struct dial *dial = endpoint->dials; dial; dial = dial->next)
         next_ns = earlier(next_ns, dial_on_time(dial, now_ns));
+    next_ns = earlier(next_ns, listen_again(endpoint, now_ns));
     log_strangers(endpoint, now_ns);
     return next_ns;
 }
@@ -165,6 +251,46 @@ static void endpoint_free(struct endpoint *endpoint)
     free(endpoint);
 }
 
+/* One endpoint serves all communicators: these settings count when it is made and cannot be another
+ * communicator's own. */
+static const char *const endpoint_settings[ENDPOINT_SETTINGS] = {"listen_addr", "port_base",
+                                                                 "ifname"};
+
+static enum setting_source value_of(const struct settings *settings, int i,
+                                    char value[ENDPOINT_VALUE_BYTES])
+{
+    size_t row = 0;
+    MCCL_ASSERT(config_find(endpoint_settings[i], &row) == MCCL_OK);
+    config_format(settings, row, value, ENDPOINT_VALUE_BYTES);
+    return (enum setting_source)settings->source[row];
+}
+
+/* Would the user have another endpoint than the one that is there? A value that one from a stronger
+ * source overruled when it was made, such as a variable under a group's own setting, is no such
+ * wish. */
+static mccl_result check_settings(const struct endpoint *endpoint, const struct settings *settings)
+{
+    for (int i = 0; i < ENDPOINT_SETTINGS; i++) {
+        char asked[ENDPOINT_VALUE_BYTES];
+        const enum setting_source source = value_of(settings, i, asked);
+        const char *const there = endpoint->made_with[i].value;
+        if (source < SOURCE_ENVIRONMENT || source < endpoint->made_with[i].source ||
+            strcmp(asked, there) == 0)
+            continue;
+        size_t row = 0;
+        TRY(config_find(endpoint_settings[i], &row));
+        const char *const variable = config_row(row)->variable;
+        return error_set(
+            MCCL_ERR_CONFIG,
+            "%s=%s (%s): this process listens with %s=%s already, on port %u, and all groups of a "
+            "process share one port and its addresses; set %s before the first group or id is "
+            "made: in the environment, by mccl_set_defaults or, in Python, by mccl.init(%s=...)",
+            variable, asked, config_source_name(source), variable, there[0] ? there : "(unset)",
+            endpoint->port, variable, endpoint_settings[i]);
+    }
+    return MCCL_OK;
+}
+
 static mccl_result endpoint_create(const struct settings *settings, struct endpoint **created)
 {
     struct endpoint *endpoint = calloc(1, sizeof *endpoint);
@@ -177,6 +303,9 @@ static mccl_result endpoint_create(const struct settings *settings, struct endpo
         (struct link_tcp_options){.sock_bufsize = (size_t)settings->sock_bufsize,
                                   .bufsize_chosen = config_is_explicit(settings, "sock_bufsize"),
                                   .notsent_lowat = (size_t)settings->tcp_lowat};
+    for (int i = 0; i < ENDPOINT_SETTINGS; i++)
+        endpoint->made_with[i].source =
+            (unsigned char)value_of(settings, i, endpoint->made_with[i].value);
     mccl_result result = os_poller_create(&endpoint->poller);
     if (result == MCCL_OK)
         result = endpoint_listen(endpoint, settings);
@@ -192,7 +321,7 @@ static mccl_result endpoint_create(const struct settings *settings, struct endpo
 
 mccl_result endpoint_acquire(const struct settings *settings, struct endpoint **endpoint)
 {
-    os_fork_init();
+    fork_init();
     pthread_mutex_lock(&global_lock);
     if (global_endpoint && global_generation != os_fork_generation())
         global_endpoint =
@@ -201,6 +330,8 @@ mccl_result endpoint_acquire(const struct settings *settings, struct endpoint **
     if (!global_endpoint) {
         result = endpoint_create(settings, &global_endpoint);
         global_generation = os_fork_generation();
+    } else {
+        result = check_settings(global_endpoint, settings);
     }
     if (result == MCCL_OK) {
         endpoint_lock(global_endpoint);

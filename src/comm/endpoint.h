@@ -25,6 +25,8 @@ struct session;
 struct mccl_comm;
 
 #define ENDPOINT_LISTENERS WIRE_MEMBER_ADDRESSES
+#define ENDPOINT_SETTINGS 3      /* settings that make it what it is */
+#define ENDPOINT_VALUE_BYTES 256 /* of any of them as text */
 
 struct endpoint {
     pthread_mutex_t lock;
@@ -48,11 +50,20 @@ struct endpoint {
     int n_handshakes;     /* accepted connections that have not proved anything yet */
     uint64_t n_strangers; /* closed without a valid proof since the last log line */
     int64_t strangers_logged_ns;
+    int64_t
+        listen_again_ns; /* accepting pauses until then, for want of descriptors; 0: it goes on */
+    int64_t full_logged_ns; /* 0: not said yet */
     struct link_tcp_options socket_options;
+    /* What it was made with; read-only. */
+    struct {
+        char value[ENDPOINT_VALUE_BYTES];
+        unsigned char source; /* enum setting_source */
+    } made_with[ENDPOINT_SETTINGS];
 };
 
-/* The process's endpoint, started if need be with these settings. Every success needs one
- * endpoint_release. */
+/* The process's endpoint, started if need be with these settings. MCCL_ERR_CONFIG if it is there
+ * already and the user asks for another one: other addresses, ports, interfaces. Every success
+ * needs one endpoint_release. */
 mccl_result endpoint_acquire(const struct settings *settings, struct endpoint **endpoint);
 /* Stops and frees it when nobody uses it any more. Never called by the service thread. */
 void endpoint_release(struct endpoint *endpoint);

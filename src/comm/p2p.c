@@ -38,8 +38,6 @@ void p2p_destroy(struct p2p *p2p)
         }
         for (; peer->n_completed < peer->n_posted; peer->n_completed++)
             free(peer->posted[peer->n_completed % LINK_POSTED]);
-        if (peer->storing)
-            p2p_early_free(peer->storing);
         if (peer->link)
             peer->link->ops->close(peer->link);
     }
@@ -127,6 +125,8 @@ void p2p_message_done(struct mccl_comm *comm, struct message *message)
 bool p2p_queue_item(struct mccl_comm *comm, int peer, struct item wanted)
 {
     struct p2p_peer *to = &comm->engine.p2p->peers[peer];
+    if (to->parted || p2p_has_left(comm, peer))
+        return true; /* it would not listen; p2p_check_left ends what depends on it */
     struct item *item = malloc(sizeof *item);
     if (!item) {
         comm_fail(comm, MCCL_ERR_NO_MEMORY, comm->rank, "no memory for a message to rank %d", peer);
@@ -174,23 +174,6 @@ void p2p_on_event(struct mccl_comm *comm, void *data)
     peer->readable = true;
 }
 
-/* Somebody waits for a rank that has said goodbye and has no link (any more) to deliver by. */
-static void check_left(struct mccl_comm *comm)
-{
-    struct p2p *p2p = comm->engine.p2p;
-    for (const struct message *message = p2p->live; message; message = message->next) {
-        if (message->peer < 0 || message->peer == comm->rank ||
-            !atomic_load(&comm->peers[message->peer].left))
-            continue;
-        const struct p2p_peer *peer = &p2p->peers[message->peer];
-        if (peer->link && !peer->link->at_end)
-            continue;
-        comm_fail(comm, MCCL_ERR_PEER_LOST, message->peer,
-                  "rank %d has left the group (it destroyed its communicator)", message->peer);
-        return;
-    }
-}
-
 bool p2p_step(struct mccl_comm *comm)
 {
     struct p2p *p2p = comm->engine.p2p;
@@ -201,19 +184,25 @@ bool p2p_step(struct mccl_comm *comm)
         struct p2p_peer *peer = &p2p->peers[i];
         if (!peer->link)
             continue;
+        if (!peer->parted && p2p_has_left(comm, i))
+            p2p_part(peer);
         if (peer->first || peer->n_posted != peer->n_completed)
             moved |= p2p_pump_out(comm, peer);
-        if (peer->readable && !atomic_load(&comm->failed))
+        if (peer->readable && !peer->ended && !atomic_load(&comm->failed))
             moved |= p2p_pump_in(comm, peer);
     }
     if (atomic_load(&comm->n_left) > 0 && !atomic_load(&comm->failed))
-        check_left(comm);
+        p2p_check_left(comm);
     return moved;
 }
 
 void p2p_fail_all(struct mccl_comm *comm)
 {
     struct p2p *p2p = comm->engine.p2p;
+    const bool leaves = !p2p->failed && p2p_leaves(comm);
+    p2p->failed = true;
+    if (leaves)
+        p2p_leave_begin(comm);
     for (int i = 0; i < p2p->n_ranks; i++)
         p2p->peers[i].target = NULL;
     p2p->receives = p2p->receives_last = NULL;
@@ -238,6 +227,8 @@ void p2p_fail_all(struct mccl_comm *comm)
         free(message);
         engine_fail_request(comm, request);
     }
+    if (leaves)
+        p2p_leave_end(comm);
 }
 
 int64_t p2p_check_time(struct mccl_comm *comm, int64_t now_ns)

@@ -82,11 +82,17 @@ static void after_posting(struct mccl_comm *comm, struct p2p_peer *peer, const s
     }
 }
 
-static void peer_failed(struct mccl_comm *comm, struct p2p_peer *peer)
+/* A rank that has said goodbye does not read any more; what it sent is still to be had. */
+static void writing_failed(struct mccl_comm *comm, struct p2p_peer *peer)
 {
     char why[256];
     snprintf(why, sizeof why, "%.250s", error_text());
-    control_link_lost(comm, peer->peer, why);
+    if (!p2p_learns_goodbye(comm, peer->peer)) {
+        control_link_lost(comm, peer->peer, why);
+        return;
+    }
+    p2p_part(peer);
+    peer->readable = true;
 }
 
 bool p2p_pump_out(struct mccl_comm *comm, struct p2p_peer *peer)
@@ -109,7 +115,7 @@ bool p2p_pump_out(struct mccl_comm *comm, struct p2p_peer *peer)
     const uint64_t before = link->moved;
     const mccl_result result = link->ops->flush(link);
     if (result != MCCL_OK && result != MCCL_IN_PROGRESS) {
-        peer_failed(comm, peer);
+        writing_failed(comm, peer);
         return true;
     }
     while (peer->n_completed < link->n_sent)
@@ -213,6 +219,12 @@ static bool on_data(struct mccl_comm *comm, struct p2p_peer *peer)
     return protocol_error(comm, peer, "data of an unknown message");
 }
 
+void p2p_take_credit(struct p2p_peer *peer)
+{
+    const uint64_t bytes = peer->frame.count;
+    peer->eager_out -= bytes < peer->eager_out ? bytes : peer->eager_out;
+}
+
 /* Decides where the payload of the peeked frame goes. */
 static bool on_frame(struct mccl_comm *comm, struct p2p_peer *peer)
 {
@@ -230,7 +242,7 @@ static bool on_frame(struct mccl_comm *comm, struct p2p_peer *peer)
     case FRAME_P2P_DATA:
         return on_data(comm, peer);
     case FRAME_P2P_CREDIT:
-        peer->eager_out -= frame->count < peer->eager_out ? frame->count : peer->eager_out;
+        p2p_take_credit(peer);
         return true;
     default:
         return protocol_error(comm, peer, "unknown frame");
@@ -268,6 +280,23 @@ static bool peer_needed(const struct p2p *p2p, int peer)
     return false;
 }
 
+/* The stream is at its end or has broken. Both only matter if somebody still counts on it, but a
+ * stream that breaks without a goodbye is a rank that is lost. */
+static void reading_ended(struct mccl_comm *comm, struct p2p_peer *peer)
+{
+    char why[256];
+    if (peer->link->at_end)
+        error_set(MCCL_ERR_PEER_LOST, "connection closed");
+    snprintf(why, sizeof why, "%.250s", error_text());
+    if (!peer->link->at_end && !p2p_learns_goodbye(comm, peer->peer)) {
+        control_link_lost(comm, peer->peer, why);
+        return;
+    }
+    p2p_stream_ended(comm->engine.p2p, peer);
+    if (peer_needed(comm->engine.p2p, peer->peer))
+        control_link_lost(comm, peer->peer, why);
+}
+
 bool p2p_pump_in(struct mccl_comm *comm, struct p2p_peer *peer)
 {
     struct link *link = peer->link;
@@ -299,13 +328,10 @@ bool p2p_pump_in(struct mccl_comm *comm, struct p2p_peer *peer)
         }
         if (result == MCCL_IN_PROGRESS) {
             peer->readable = false;
-            if (link->at_end && peer_needed(comm->engine.p2p, peer->peer)) {
-                error_set(MCCL_ERR_PEER_LOST, "connection closed");
-                peer_failed(comm, peer);
-            }
-            break;
+            if (!link->at_end)
+                break;
         }
-        peer_failed(comm, peer);
+        reading_ended(comm, peer);
         break;
     }
     return moved || link->moved != before;

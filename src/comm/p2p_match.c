@@ -64,7 +64,7 @@ void p2p_credit(struct mccl_comm *comm, int peer, uint64_t bytes)
 {
     struct p2p_peer *from = &comm->engine.p2p->peers[peer];
     from->credit_due += bytes;
-    if (from->credit_due < P2P_STORE_BYTES / 4)
+    if (from->credit_due < P2P_CREDIT_BYTES)
         return;
     if (p2p_queue_item(comm, peer, (struct item){.kind = ITEM_CREDIT, .value = from->credit_due}))
         from->credit_due = 0;

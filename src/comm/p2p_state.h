@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the three files of point-to-point share: p2p.c (life and time of messages), p2p_match.c
- * (which message meets which receive), p2p_link.c (frames). Everything belongs to the owner of the
- * engine but for the inbox.
+ * What the files of point-to-point share: p2p.c (life and time of messages), p2p_match.c (which
+ * message meets which receive), p2p_link.c (frames), p2p_end.c (leaving). Everything belongs to the
+ * owner of the engine but for the inbox.
  */
 #ifndef MCCL_COMM_P2P_STATE_H
 #define MCCL_COMM_P2P_STATE_H
 
 #include "comm/comm.h"
 #include "comm/p2p.h"
+
+#define P2P_CREDIT_BYTES (P2P_STORE_BYTES / 4) /* credit comes in lots of at least this */
 
 enum item_kind { ITEM_MESSAGE, ITEM_FETCH, ITEM_DATA, ITEM_CREDIT };
 
@@ -53,6 +55,9 @@ struct p2p_peer {
     struct link *link;
     int peer;
     bool readable, wanted;
+    bool parted;     /* nothing is sent any more */
+    bool ended;      /* nothing comes any more */
+    bool owes_fetch; /* leaving: the peer may still ask for a message that was announced */
     struct item *first, *last; /* to be sent */
     struct item *posted[LINK_POSTED];
     uint64_t n_posted, n_completed;
@@ -77,6 +82,7 @@ struct p2p {
     struct early *early, *early_last;
     struct p2p_peer *peers;
     int n_ranks;
+    bool failed; /* p2p_fail_all has run */
     bool active; /* any link or live message: else the step has nothing to do */
 };
 
@@ -111,5 +117,27 @@ struct wire_frame p2p_message_frame(const struct message *message, enum wire_typ
 /* ---- p2p_link.c ---- */
 bool p2p_pump_out(struct mccl_comm *comm, struct p2p_peer *peer);
 bool p2p_pump_in(struct mccl_comm *comm, struct p2p_peer *peer);
+/* The peeked frame is a CREDIT. */
+void p2p_take_credit(struct p2p_peer *peer);
+
+/* ---- p2p_end.c ---- */
+/* The peer has said goodbye. */
+bool p2p_has_left(const struct mccl_comm *comm, int peer);
+/* The same after reading what its control link has to say. Takes the endpoint's lock; may fail the
+ * communicator, and changes the error text. */
+bool p2p_learns_goodbye(struct mccl_comm *comm, int peer);
+/* Drops what waits to be sent and ends our side of the stream; reading goes on. */
+void p2p_part(struct p2p_peer *peer);
+/* Nothing more can be read, perhaps in the middle of a message. */
+void p2p_stream_ended(struct p2p *p2p, struct p2p_peer *peer);
+/* Does somebody wait for a rank that has left and can deliver nothing any more? Fails the
+ * communicator then. */
+void p2p_check_left(struct mccl_comm *comm);
+/* The failed communicator is destroyed in an orderly way: nothing else made it fail. */
+bool p2p_leaves(struct mccl_comm *comm);
+/* Ends all streams, while the buffers of messages are still ours; then, when all requests are
+ * final, waits until the sockets may be closed without harm. */
+void p2p_leave_begin(struct mccl_comm *comm);
+void p2p_leave_end(struct mccl_comm *comm);
 
 #endif

@@ -194,6 +194,7 @@ static void take_over(struct mccl_comm *comm, const struct incoming_link *incomi
         link->link->ops->close(link->link);
     link->link = incoming->link;
     link->readable = true;
+    link->has_frame = link->receiving = false; /* of the older one */
     const int fd = incoming->link->ops->descriptor(incoming->link);
     const mccl_result result =
         os_poller_add(engine->poller, fd, OS_POLL_READ | OS_POLL_WRITE | OS_POLL_EDGE, link);

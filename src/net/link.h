@@ -41,11 +41,16 @@ struct link_ops {
      * MCCL_OK. buffer == NULL discards it. */
     mccl_result (*receive)(struct link *link, void *buffer);
 
+    /* Nothing more will be sent: drops what is not handed over; the peer sees the end of the stream
+     * after what is. Reading goes on. */
+    void (*end)(struct link *link);
+
     /* Descriptor for the poller (edge-triggered, both directions), or -1 if the link must be
      * polled. */
     int (*descriptor)(const struct link *link);
 
-    /* Closes and frees. NULL is ignored. */
+    /* Closes and frees. NULL is ignored. If the peer has sent something that was not read, or sends
+     * more, it may lose what it has not read yet. */
     void (*close)(struct link *link);
 };
 

@@ -231,6 +231,13 @@ static mccl_result tcp_receive(struct link *link, void *buffer)
     return MCCL_OK;
 }
 
+static void tcp_end(struct link *link)
+{
+    struct tcp_link *tcp = self(link);
+    tcp->head = tcp->tail;
+    (void)shutdown(tcp->fd, SHUT_WR); /* fails when the connection has ended already */
+}
+
 static int tcp_descriptor(const struct link *link)
 {
     return ((const struct tcp_link *)(const void *)link)->fd;
@@ -250,6 +257,7 @@ static const struct link_ops tcp_ops = {
     .flush = tcp_flush,
     .peek = tcp_peek,
     .receive = tcp_receive,
+    .end = tcp_end,
     .descriptor = tcp_descriptor,
     .close = tcp_close,
 };

@@ -42,7 +42,7 @@ enum wire_status {
         1, /* no such communicator or rank here (yet): try again, or the next address */
     STATUS_VERSION =
         2, /* no common protocol version; `version` and `rank` carry the acceptor's range */
-    STATUS_BUSY = 3, /* link already there, or too many handshakes: try again */
+    STATUS_BUSY = 3, /* link already there */
     STATUS_AUTH = 4  /* proof is wrong */
 };
 
@@ -125,10 +125,12 @@ struct wire_member {
     uint32_t pid;
     uint32_t n_addresses;
     char host_name[32];
+    uint32_t heartbeat_ms; /* how often it sends heartbeats; 0: never */
+    uint32_t reserved;
     /* Settings that must agree, in the order of AGREED_SETTINGS in bootstrap.c. */
     int64_t agreed[4];
     struct wire_address addresses[WIRE_MEMBER_ADDRESSES];
 };
-static_assert(sizeof(struct wire_member) == 480, "layout");
+static_assert(sizeof(struct wire_member) == 488, "layout");
 
 #endif

@@ -90,7 +90,8 @@ void os_poller_wake(struct os_poller *poller);
 
 /* ---- descriptors and fork (os_fd.c) ---- */
 
-/* Registers the pthread_atfork handlers once. */
+/* Registers the pthread_atfork handlers once. Whoever has fork handlers of its own registers them
+ * after these: the lock below, which comes last in the order, is then taken last. */
 void os_fork_init(void);
 /* Counts forks between the first process and this one: an object made under another number is the
  * parent's. */
@@ -100,6 +101,8 @@ void os_fd_track(int fd);
 /* Forgets and closes. -1 is ignored. Keeps errno. In a forked child only what the child itself
  * opened and tracked is closed: the parent's numbers may be someone else's there. */
 void os_fd_close(int fd);
+/* Descriptors that this process may have at the moment (`ulimit -n`). */
+int os_fd_limit(void);
 
 /* ---- sockets (os_socket.c): thin, errno semantics of POSIX evened out ---- */
 

@@ -12,7 +12,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define MAX_FDS (1 << 20)
@@ -122,6 +124,15 @@ void os_fd_close(int fd)
         close(fd); /* never repeated on EINTR: the number is free again on Linux and on macOS */
     pthread_mutex_unlock(&g_lock);
     errno = saved_errno;
+}
+
+int os_fd_limit(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur > INT_MAX) /* or infinite */
+        return INT_MAX;
+    return (int)limit.rlim_cur;
 }
 
 bool os_fd_set_flags(int fd)

@@ -11,6 +11,7 @@
 #include "support/harness.h"
 #include "support/proc.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -127,10 +128,67 @@ static void kill_parent(void)
     team_end(team);
 }
 
+/* A child forked at any moment of another thread's work with communicators and defaults finds no
+ * lock of the library held. */
+static _Atomic bool forked_enough;
+
+static void make_own_group(void)
+{
+    mccl_unique_id id;
+    mccl_comm *comm = NULL;
+    CHECK_OK(mccl_set_defaults("port_base=0"));
+    CHECK_OK(mccl_get_unique_id(&id));
+    CHECK_OK(mccl_comm_init_rank(&comm, 1, &id, 0, NULL));
+    CHECK_OK(mccl_comm_destroy(comm));
+}
+
+static void *keep_making_groups(void *arg)
+{
+    while (!atomic_load(&forked_enough))
+        make_own_group();
+    return arg;
+}
+
+static void forks_amid_making(struct rank *self)
+{
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, keep_making_groups, NULL) == 0);
+    for (int i = 0; i < 50; i++) {
+        int status = -1;
+        usleep((useconds_t)(i * 37 % 1000));
+        const pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            alarm(10); /* instead of hanging for ever */
+            make_own_group();
+            _exit(0);
+        }
+        CHECK(waitpid(child, &status, 0) == child);
+        CHECK_EQ_I64(status, 0);
+    }
+    atomic_store(&forked_enough, true);
+    pthread_join(thread, NULL);
+    (void)self;
+}
+
+/* AddressSanitizer's allocator does not survive a fork while another thread is in it: a child that
+ * goes on with MCCL would hang in there. */
+static bool child_may_allocate(void)
+{
+#if defined(__SANITIZE_ADDRESS__)
+    return false;
+#else
+    return true;
+#endif
+}
+
 int main(void)
 {
+    kill_parent();
+    if (!child_may_allocate())
+        CHECK_SKIP("all but a parent's death: the sanitizer has no support for such children");
     for (int n = 1; n <= 3; n++)
         team_run(n, 30, children_beside_group, NULL);
-    kill_parent();
+    team_run(1, 30, forks_amid_making, NULL);
     return 0;
 }

@@ -13,11 +13,14 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #define N_STRANGERS 300
-#define PORT 41500
+#define PORT 21500 /* no system gives it to outgoing connections */
+#define PORT_RANGE "21500-21500"
+#define FEW_FDS 256
 
 enum visit { NOISE, HTTP, HUGE_LENGTH, HALF_HELLO, NO_PROOF, CLOSE, RESET, SILENCE, N_VISITS };
 
@@ -129,7 +132,7 @@ static void work(struct rank *self, mccl_comm *comm)
 static void rank_main(struct rank *self)
 {
     if (self->rank == 0)
-        setenv("MCCL_PORT_BASE", "41500-41500", 1);
+        setenv("MCCL_PORT_BASE", PORT_RANGE, 1);
     setenv("MCCL_LOG_LEVEL", "ERROR", 1); /* strangers are worth a warning, but nothing more */
     mccl_comm *comm = rank_connect_with(self, NULL, 30000);
     CHECK_OK(mccl_barrier(comm, NULL, NULL));
@@ -164,7 +167,7 @@ static void rank_main(struct rank *self)
 static void late_joiner(struct rank *self)
 {
     if (self->rank == 0)
-        setenv("MCCL_PORT_BASE", "41500-41500", 1);
+        setenv("MCCL_PORT_BASE", PORT_RANGE, 1);
     setenv("MCCL_LOG_LEVEL", "ERROR", 1);
     mccl_unique_id id;
     mccl_comm *comm = NULL;
@@ -177,6 +180,96 @@ static void late_joiner(struct rank *self)
     CHECK_OK(mccl_comm_init_rank(&comm, self->n, &id, self->rank, &config));
     work(self, comm);
     CHECK_OK(mccl_comm_destroy(comm));
+}
+
+static void allow_few_fds(void)
+{
+    const struct rlimit few = {FEW_FDS, FEW_FDS};
+    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+}
+
+/* However many strangers there are, most descriptors stay the program's. */
+static void crowded(struct rank *self)
+{
+    mccl_unique_id id;
+    setenv("MCCL_PORT_BASE", PORT_RANGE, 1);
+    setenv("MCCL_LOG_LEVEL", "ERROR", 1);
+    allow_few_fds();
+    CHECK_OK(mccl_get_unique_id(&id));
+    const int fds = proc_fd_count();
+    rank_mark(self, 1);
+    rank_wait_go(self, 1); /* the strangers are there */
+    for (int tries = 0; tries < 500 && proc_fd_count() < fds + FEW_FDS / 4; tries++)
+        sleep_ms(2);
+    sleep_ms(50);
+    CHECK_EQ_I64(proc_fd_count(), fds + FEW_FDS / 4);
+}
+
+static int64_t cpu_ms(void)
+{
+    struct rusage usage;
+    CHECK(getrusage(RUSAGE_SELF, &usage) == 0);
+    return (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000 +
+           (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1000;
+}
+
+/* A program that has used up its descriptors itself, with a rank at its port: that one waits, which
+ * costs nothing, and gets in when there are descriptors again. */
+static void without_descriptors(struct rank *self)
+{
+    enum { WAIT_MS = 300 };
+    mccl_unique_id id;
+    mccl_comm *comm = NULL;
+    mccl_config config = MCCL_CONFIG_INIT;
+    config.timeout_ms = 30000;
+    allow_few_fds();
+    rank_next_id(self, &id);
+    if (self->rank == 0) {
+        int taken[FEW_FDS], n = 0;
+        while ((taken[n] = dup(STDERR_FILENO)) >= 0)
+            n++;
+        rank_mark(self, 1);
+        const int64_t before_ms = cpu_ms();
+        rank_wait_go(self, 1); /* the other one dials by now */
+        sleep_ms(WAIT_MS);
+        CHECK_LE_I64(cpu_ms() - before_ms, WAIT_MS / 2);
+        while (n > 0)
+            close(taken[--n]);
+    } else {
+        while (atomic_load(&self->board->mark[0]) < 1)
+            sleep_ms(1);
+        config.flags = MCCL_CONFIG_NONBLOCKING;
+    }
+    CHECK_OK(mccl_comm_init_rank(&comm, self->n, &id, self->rank, &config));
+    rank_mark(self, 1);
+    CHECK_OK(mccl_comm_wait_ready(comm, -1));
+    work(self, comm);
+    CHECK_OK(mccl_comm_destroy(comm));
+}
+
+static void few_descriptors(void)
+{
+    int fds[FEW_FDS];
+    struct team *team = team_start(1, 30, crowded, NULL);
+    team_wait_marks(team, 1);
+    for (int i = 0; i < FEW_FDS; i++)
+        fds[i] = dial();
+    team_go(team, 1);
+    team_expect_ok(team, 0);
+    for (int i = 0; i < FEW_FDS; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    team_end(team);
+
+    team = team_start(2, 60, without_descriptors, NULL);
+    team_wait_marks(team, 1);
+    team_go(team, 1);
+    team_expect_ok(team, 0);
+    team_expect_ok(team, 1);
+    CHECK_HAS(team_stderr(team, 0), "all 256 descriptors");
+    CHECK_HAS(team_stderr(team, 0), "ulimit -n");
+    CHECK(!strchr(strchr(team_stderr(team, 0), '\n') + 1, '\n')); /* said once */
+    team_end(team);
 }
 
 static void while_forming_and_working(int n)
@@ -227,5 +320,6 @@ int main(void)
     while_forming_and_working(2);
     while_forming_and_working(4);
     silent_crowd_first(2);
+    few_descriptors();
     return 0;
 }
