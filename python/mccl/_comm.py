@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import weakref
-from ctypes import byref, c_void_p, sizeof
+from ctypes import byref, c_void_p, create_string_buffer, sizeof
 from typing import NamedTuple, Protocol
 
 from mccl import _lib
@@ -18,6 +18,8 @@ from mccl._errors import MCCLError, check, error_from
 
 # How long an exit without destroy lets operations in flight finish before it aborts them.
 _EXIT_GRACE_S = 0.5
+_ROOM_SLICE_MS = 20
+_SLICE_S = 0.1  # of other waits, so that Ctrl-C works
 
 
 class Pending(Protocol):
@@ -29,6 +31,12 @@ class Pending(Protocol):
     @property
     def is_watched(self) -> bool:
         """True if another thread looks after it."""
+
+    def count_unfinished(self) -> int:
+        """How many of its operations are not done. Does not block."""
+
+    def rest(self, timeout_ms: int) -> None:
+        """Waits at most this long for one of its operations."""
 
     def disown(self, text: str) -> None:
         """In a forked child: it failed, and its C object must not be touched."""
@@ -79,9 +87,11 @@ class Communicator:
         self.name = name
         self.rank = rank
         self.size = size
+        self._handle = _Handle(value.value)
         # Operations that are not known to be done. They keep their buffers alive, whoever holds them.
         self.pending: dict[Pending, None] = {}
-        self._handle = _Handle(value.value)
+        self.batches: dict[Pending, int] = {}  # those of several operations: how many more than one
+        self.queue_depth = int(self._setting("max_queue_depth"))
         self._closed_because = "was destroyed"
         weakref.finalize(self, self._handle.destroy).atexit = False
         _live.add(self)
@@ -119,9 +129,39 @@ class Communicator:
             except (StopIteration, RuntimeError):  # another thread emptied or changed it
                 return
             # One that takes long must not hide the others: to the end of the line.
-            if work.is_watched or not work.advance():
-                self.pending.pop(work, None)
+            unfinished = work.is_watched or not work.advance()
+            if self.pending.pop(work, work) is None and unfinished:
                 self.pending[work] = None
+
+    def make_room(self) -> None:
+        """Waits until submitting does not block: here, since C would not return to the interpreter."""
+        while self._is_full and (work := self._first_in_the_way()) is not None:
+            work.rest(_ROOM_SLICE_MS)
+
+    @property
+    def _is_full(self) -> bool:
+        n = len(self.pending)
+        return (n + sum(list(self.batches.values())) if self.batches else n) >= self.queue_depth
+
+    def _first_in_the_way(self) -> Pending | None:
+        """The oldest operation that has to end before another can be submitted without waiting."""
+        works = list(self.pending)
+        n = len(works) + sum(list(self.batches.values()))
+        oldest = None
+        for work in works:
+            taken = 1 + self.batches.get(work, 0)
+            unfinished = work.count_unfinished() if work.is_watched or not work.advance() else 0
+            n -= taken - unfinished
+            if n < self.queue_depth:
+                return None
+            if unfinished and oldest is None:
+                oldest = work
+        return oldest
+
+    def _setting(self, name: str) -> str:
+        value = create_string_buffer(64)
+        check(_lib.lib().mccl_setting_get(self._handle.value, name.encode(), value, len(value), None, 0))
+        return value.value.decode()
 
     def stats(self) -> CommStats:
         """Counters so far."""
@@ -135,15 +175,30 @@ class Communicator:
             check(_lib.lib().mccl_comm_abort(self.handle))
 
     def destroy(self) -> None:
-        """Leaves the group; operations in flight get at most 2 s. Repeated calls do nothing."""
-        self._handle.destroy()
+        """Leaves the group; operations in flight get at most 2 s. Repeated calls do nothing.
+
+        Ctrl-C ends the wait for them; they keep what is left of their 2 s, and their buffers.
+        """
         _live.discard(self)
+        if not self.pending:
+            self._handle.destroy()
+            return
+        leaver = threading.Thread(target=self._leave, name="mccl-leave", daemon=True)
+        try:
+            leaver.start()
+        except RuntimeError:  # the interpreter is about to end
+            self._leave()
+        while leaver.is_alive():
+            leaver.join(_SLICE_S)
+
+    def _leave(self) -> None:
+        self._handle.destroy()
 
     def _disown(self) -> None:
         """In a forked child: the parent goes on using the C object, this process must not touch it."""
         self._closed_because = "was made before fork() and cannot be used in the child process"
         self._handle.value = None
-        pending, self.pending = self.pending, {}
+        pending, self.pending, self.batches = self.pending, {}, {}
         for work in pending:
             work.disown(self._why_closed())
 

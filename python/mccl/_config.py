@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import difflib
 import functools
@@ -147,6 +148,7 @@ class MCCLConfig(Mapping[str, Value]):
 
 _lock = threading.Lock()
 _given: dict[str, Value] = {}  # what init() has been given so far; under _lock
+_OF_ENDPOINT = ("listen_addr", "port_base", "ifname")  # as in src/comm/endpoint.c
 
 
 def init(config: MCCLConfig | Mapping[str, Value] | None = None, **settings: Value) -> MCCLConfig:
@@ -163,6 +165,26 @@ def init(config: MCCLConfig | Mapping[str, Value] | None = None, **settings: Val
         check(_lib.lib().mccl_set_defaults(settings_text(merged).encode()))
         _given.update(passed)
     return get_config()
+
+
+@contextlib.contextmanager
+def opening(settings: str) -> Iterator[None]:
+    """While it lasts, what the text `settings` says about the process's endpoint is a default of the process.
+
+    For a group whose id is made here: the library opens the endpoint for the id, before it is told the
+    group's settings. Other settings stay the group's own. MCCLConfigError for a bad value.
+    """
+    own = [item for item in settings.split("; ") if item.partition("=")[0] in _OF_ENDPOINT]
+    if not own:
+        yield
+        return
+    with _lock:
+        given = settings_text(_given)
+        check(_lib.lib().mccl_set_defaults("; ".join([given, *own]).encode()))
+        try:
+            yield
+        finally:
+            check(_lib.lib().mccl_set_defaults(given.encode()))
 
 
 def get_config() -> MCCLConfig:

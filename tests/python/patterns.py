@@ -1,11 +1,13 @@
 """Inputs that depend on rank and position, and references computed from all ranks' inputs with numpy.
 
-Values are small integers, so that sums are exact in every dtype and only real mistakes differ.
+Values are small integers, so that sums are exact in every dtype and only real mistakes differ. They repeat
+after PERIOD elements, which is no power of two, so that blocks differ; long tensors are made by repetition.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -23,6 +25,8 @@ FLOAT8 = [  # older torch versions lack the last
 ]
 REDUCIBLE = [*FLOATS, *INTEGERS, torch.bool, *COMPLEX]
 MOVABLE = [*REDUCIBLE, *FLOAT8]
+
+PERIOD = 117  # of numbers(): 7 * 39 and 39 // 3 are multiples of 13, for products 9 is enough
 
 SUM, PRODUCT, MIN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX
 AVG, BAND, BOR, BXOR = dist.ReduceOp.AVG, dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR
@@ -74,11 +78,31 @@ def to_tensor(values: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
 
 
 def tensor(rank: int, count: int, dtype: torch.dtype, op: str = "sum", salt: int = 0) -> torch.Tensor:
-    return to_tensor(numbers(rank, count, op, salt), dtype).clone(memory_format=torch.contiguous_format)
+    return _repeated(count, lambda short: _tensor(rank, short, dtype, op == "product", salt))
 
 
 def reduced(op: str, n: int, count: int, dtype: torch.dtype, salt: int = 0) -> torch.Tensor:
     """What `op` over ranks 0..n-1 of tensor(rank, ...) has to be."""
+    return _repeated(count, lambda short: _reduced(op, n, short, dtype, salt))
+
+
+def _repeated(count: int, make: Callable[[int], torch.Tensor]) -> torch.Tensor:
+    """A copy of make(count). The short count has its remainder: complex numbers count from both ends."""
+    if count < 2 * PERIOD:
+        return make(count).clone(memory_format=torch.contiguous_format)
+    period = make(PERIOD + count % PERIOD)[:PERIOD]
+    repeats = -(-count // PERIOD)
+    data = period.contiguous().view(torch.uint8).repeat(repeats)[: count * period.element_size()]
+    return data.view(period.dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def _tensor(rank: int, count: int, dtype: torch.dtype, product: bool, salt: int) -> torch.Tensor:
+    return to_tensor(numbers(rank, count, "product" if product else "sum", salt), dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def _reduced(op: str, n: int, count: int, dtype: torch.dtype, salt: int) -> torch.Tensor:
     inputs = [numbers(rank, count, op, salt) for rank in range(n)]
     if op == "premul":
         inputs, op = [values * factor(rank) for rank, values in enumerate(inputs)], "sum"
@@ -126,4 +150,7 @@ def assert_same(got: torch.Tensor, expected: torch.Tensor, what: object) -> None
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    flat = tensor.detach().reshape(-1)
+    if flat.stride(0) != 1:  # also a single element's
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ranks import Pool
@@ -23,6 +23,7 @@ MODES: dict[str, dict[str, Any]] = {
     "static_graph": {"static_graph": True},
     "small_buckets": {"bucket_cap_mb": 0.001},
     "fp16_compress_hook": {},
+    "powerSGD_hook": {},
 }
 
 
@@ -46,6 +47,9 @@ def train(rank: int, n: int, mode: str, group: dist.ProcessGroup | None) -> list
     model = DDP(Net(), process_group=group, **MODES[mode])
     if mode == "fp16_compress_hook":
         model.register_comm_hook(group, default_hooks.fp16_compress_hook)
+    if mode == "powerSGD_hook":  # its callbacks begin operations and wait for their futures
+        state = powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     data = torch.Generator().manual_seed(rank)
     for step in range(STEPS):
@@ -61,9 +65,15 @@ def train(rank: int, n: int, mode: str, group: dist.ProcessGroup | None) -> list
     return [t.detach().clone() for t in [*model.parameters(), *model.buffers()]]
 
 
+# A callback of PowerSGD may hold the last reference to gloo's group in one of gloo's own threads, which then
+# joins itself and aborts the process. So the groups stay.
+_GLOO_GROUPS: list[dist.ProcessGroup] = []
+
+
 def check_ddp(rank: int, n: int, mode: str) -> None:
     over_mccl = train(rank, n, mode, None)
-    over_gloo = train(rank, n, mode, dist.new_group(backend="gloo"))
+    _GLOO_GROUPS.append(dist.new_group(backend="gloo"))
+    over_gloo = train(rank, n, mode, _GLOO_GROUPS[-1])
     for a, b in zip(over_mccl, over_gloo):
         if n == 2:
             assert torch.equal(a, b), (mode, (a - b).abs().max())

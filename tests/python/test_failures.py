@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, Callable
 
 import pytest
@@ -16,6 +17,8 @@ import torch
 import torch.distributed as dist
 
 import mccl
+from mccl.torch import rendezvous
+from mccl.torch.pg import create_process_group
 from ranks import Pool
 
 Outcome = tuple[str, str, float]  # class of the exception, its text, seconds
@@ -144,50 +147,136 @@ def test_a_killed_rank_is_noticed_and_named(own_pool: Pool, n: int, count: int) 
                 assert word in text, (word, text)
 
 
-def interrupt(rank: int, n: int) -> float | None:
-    if rank:
-        time.sleep(1.5)
-        dist.all_reduce(torch.ones(1))
-        return None
+def seconds_to_interrupt(function: Callable[[], Any]) -> float:
+    """From Ctrl-C, 0.4 s after the call, to the KeyboardInterrupt."""
     sent_at = [0.0]
 
     def press() -> None:
         sent_at[0] = time.perf_counter()
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Timer(0.4, press).start()
-    value = torch.ones(1)
-    work = dist.all_reduce(value, async_op=True)
+    timer = threading.Timer(0.4, press)
+    timer.start()
     try:
-        work.wait()
+        function()
     except KeyboardInterrupt:
-        late = time.perf_counter() - sent_at[0]
-        work.wait()  # nothing was lost
-        assert value.item() == n
-        return late
+        return time.perf_counter() - sent_at[0]
+    finally:
+        timer.cancel()
     raise AssertionError("not interrupted")
 
 
-def test_ctrl_c_interrupts_a_wait(pool: Pool) -> None:
-    late = pool.run(2, interrupt)[0]
+def interrupt(rank: int, n: int, kind: str) -> float | None:
+    """Rank 1 comes late."""
+    group = dist.new_group(pg_options={"max_queue_depth": 2})
+    values = [torch.ones(1) for _ in range(4 if kind in ("submit", "batches") else 1)]
+    works: list[Any] = []
+
+    def submit(batch: int = 1) -> None:
+        while len(works) * batch < len(values):
+            part = values[len(works) * batch :][:batch]
+            if batch == 1:
+                works.append(dist.all_reduce(part[0], async_op=True, group=group))
+            else:
+                works.append(group.allreduce_coalesced(part))
+
+    if rank:
+        time.sleep(1.5)
+        for value in values:
+            dist.all_reduce(value, group=group)
+        return None
+    if kind in ("submit", "batches"):
+        late = seconds_to_interrupt(lambda: submit(1 if kind == "submit" else 2))
+    else:
+        submit()
+        waits = {"wait": works[0].wait, "future": lambda: works[0].get_future().wait()}
+        late = seconds_to_interrupt(waits[kind])
+    submit(2 if kind == "batches" else 1)  # what was not; nothing was lost or is there twice
+    for work in works:
+        work.wait()
+    assert [value.item() for value in values] == [n] * len(values)
+    return late
+
+
+@pytest.mark.parametrize("kind", ["wait", "future", "submit", "batches"])
+def test_ctrl_c_interrupts_a_wait(pool: Pool, kind: str) -> None:
+    late = pool.run(2, interrupt, kind)[0]
     assert late is not None and late < 0.5
+
+
+def interrupt_destroy(rank: int, n: int) -> float | None:
+    group: Any = dist.new_group()
+    late = None
+    if rank == 0:
+        dist.all_reduce(torch.ones(2**22), group=group, async_op=True)
+        late = seconds_to_interrupt(lambda: dist.destroy_process_group(group))
+    dist.barrier()
+    return late
+
+
+def test_ctrl_c_interrupts_leaving_a_group(pool: Pool) -> None:
+    late = pool.run(2, interrupt_destroy)[0]
+    assert late is not None and late < 0.5
+
+
+def interrupted(*_: object) -> int:
+    raise KeyboardInterrupt
+
+
+def interrupt_submission(rank: int, n: int) -> None:
+    """Between the calls of a batch, and between the call of the library and the Work."""
+    pg: Any = dist.group.WORLD
+    pg._start_coalescing(torch.device("cpu"))
+    values = [torch.ones(2) for _ in range(3)]
+    for value in values:
+        pg.allreduce([value])
+    calls = pg._batches[threading.get_ident()].calls
+    calls[1] = (interrupted, *calls[1][1:])
+    with pytest.raises(KeyboardInterrupt):
+        pg._end_coalescing(torch.device("cpu"))
+    value = torch.ones(2)
+    dist.all_reduce(value)
+    assert value.tolist() == [n, n] and all(value.tolist() == [1, 1] for value in values)
+    assert not pg._comm.pending
+
+    library = pg._lib
+    if rank == 0:
+
+        class Interrupted:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(library, name)
+
+            def mccl_send(self, *arguments: Any) -> None:
+                assert library.mccl_send(*arguments) == 0
+                raise KeyboardInterrupt
+
+        pg._lib = Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            pg.send([torch.arange(2.0**18)], 1, 4)  # too long to be sent ahead
+        pg._lib = library
+        assert len(pg._comm.pending) == 1
+        dist.send(torch.ones(1), 1)  # and not with tag 4
+        pg._wait_for_pending_works()
+        assert not pg._comm.pending
+    elif rank == 1:
+        dist.recv(torch.ones(1), 0)
+        got = torch.ones(2**18)
+        dist.recv(got, 0, tag=4)
+        assert torch.equal(got, torch.arange(2.0**18))
+
+
+def test_an_interrupted_submission_is_complete_or_nothing(pool: Pool) -> None:
+    pool.run(2, interrupt_submission)
 
 
 def interrupt_creation(rank: int, n: int, store: dist.Store) -> float:
     """A group whose other rank never comes: rank 0 waits for check-in, rank 1 for the id."""
-    sent_at = [0.0]
-
-    def press() -> None:
-        sent_at[0] = time.perf_counter()
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Timer(0.5, press).start()
-    try:
-        own = dist.PrefixStore(f"alone{rank}", store)
-        dist.init_process_group("mccl", store=own, rank=rank, world_size=2, timeout=timedelta(seconds=20))
-    except KeyboardInterrupt:
-        return time.perf_counter() - sent_at[0]
-    raise AssertionError("not interrupted")
+    own = dist.PrefixStore(f"alone{rank}", store)
+    return seconds_to_interrupt(
+        lambda: dist.init_process_group(
+            "mccl", store=own, rank=rank, world_size=2, timeout=timedelta(seconds=20)
+        )
+    )
 
 
 def test_ctrl_c_interrupts_the_creation_of_a_group(pool: Pool) -> None:
@@ -209,6 +298,127 @@ def test_a_group_that_never_meets_names_who_is_missing(pool: Pool) -> None:
         assert kind == "MCCLTimeoutError" and 0.8 < seconds < 3, rows
     assert "1" in rows[0][1] and "2" in rows[0][1], rows[0][1]
     assert "rank 1/3" in rows[1][1] and "rank 0" in rows[1][1], rows[1][1]
+
+
+class Host:
+    """torch's store in the process of the last rank, which the others can stop."""
+
+    def __init__(self, rank: int, n: int, store: dist.Store) -> None:
+        self.store = store
+        if rank == n - 1:
+            server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            store.set("host", f"{os.getpid()} {server.port}")
+            store.wait(["over"])
+            return
+        self.pid, port = map(int, store.get("host").split())
+        self.client = dist.TCPStore("127.0.0.1", port, is_master=False)
+        store.set(f"connected{rank}", "")
+        store.wait([f"connected{r}" for r in range(n - 1)])
+
+    def stop(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        time.sleep(0.1)  # until all its threads have noticed
+
+    def go_on(self, rank: int) -> None:
+        self.store.set(f"finished{rank}", "")
+        self.store.wait(["finished0", "finished1"])
+        os.kill(self.pid, signal.SIGCONT)
+        self.store.set("over", "")
+
+
+def create_with_stopped_store(rank: int, n: int, store: dist.Store, what: str) -> Any:
+    host = Host(rank, n, store)
+    if rank == 2:
+        return None
+
+    def init(**more: Any) -> None:
+        dist.init_process_group("mccl", store=host.client, rank=rank, world_size=2, **more)
+
+    try:
+        if what == "forget":
+            if rank == 0:
+                real = host.client
+
+                class Stopping:
+                    def __getattr__(self, name: str) -> Any:
+                        return getattr(real, name)
+
+                    def delete_key(self, key: str) -> bool:
+                        host.stop()
+                        return real.delete_key(key)
+
+                host.client = Stopping()  # type: ignore[assignment]
+            started = time.perf_counter()
+            comm = rendezvous.meet(host.client, rank, 2, "stopped", 20_000, "")
+            seconds = time.perf_counter() - started
+            comm.destroy()
+            return seconds
+        host.stop()
+        if what == "interrupt":
+            return seconds_to_interrupt(lambda: init(timeout=timedelta(seconds=20)))
+        return outcome(lambda: init(timeout=timedelta(seconds=1)))
+    finally:
+        host.go_on(rank)
+
+
+def test_a_stopped_store_costs_no_more_than_the_timeout(pool: Pool) -> None:
+    rows = pool.run(3, create_with_stopped_store, "id", group=False)
+    for rank in range(2):
+        kind, text, seconds = rows[rank]
+        assert kind == "MCCLTimeoutError" and seconds < 2, rows[rank]
+        assert f"rank {rank}" in text and "group '" in text, text
+    assert "store did not answer" in rows[1][1], rows[1][1]
+
+
+def test_ctrl_c_interrupts_the_wait_for_a_stopped_store(pool: Pool) -> None:
+    rows = pool.run(3, create_with_stopped_store, "interrupt", group=False)
+    assert max(rows[:2]) < 0.5, rows
+
+
+def test_a_group_that_is_ready_does_not_wait_for_a_stopped_store(pool: Pool) -> None:
+    rows = pool.run(3, create_with_stopped_store, "forget", group=False)
+    assert max(rows[:2]) < 3, rows
+
+
+def lose_the_store(rank: int, n: int, store: dist.Store) -> Outcome:
+    if rank == 0:
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store.set("port", str(server.port))
+        store.wait(["connected"])
+        time.sleep(0.3)
+        return ("", "", 0.0)  # and with it goes the server
+    client = dist.TCPStore("127.0.0.1", int(store.get("port")), is_master=False)
+    store.set("connected", "")
+    return outcome(
+        lambda: dist.init_process_group(
+            "mccl", store=client, rank=1, world_size=2, timeout=timedelta(seconds=20)
+        )
+    )
+
+
+def test_a_store_that_dies_is_a_connect_error(pool: Pool) -> None:
+    kind, text, seconds = pool.run(2, lose_the_store, group=False)[1]
+    assert kind == "MCCLConnectError" and seconds < 5, (kind, text, seconds)
+    assert "rank 1/2" in text and "store failed" in text and "\n" not in text, text
+
+
+def rank_too_large(rank: int, n: int, store: dist.Store) -> None:
+    started = time.perf_counter()
+    with pytest.raises(ValueError, match=r"rank 5 of a group of 2 .* ranks are 0 \.\. 1"):
+        rendezvous_options = SimpleNamespace(
+            store=store,
+            group_rank=5,
+            group_size=2,
+            timeout=timedelta(seconds=20),
+            group_id="g",
+            global_ranks_in_group=[],
+        )
+        create_process_group(rendezvous_options)
+    assert time.perf_counter() - started < 1
+
+
+def test_a_rank_that_the_group_does_not_have_is_refused_at_once(pool: Pool) -> None:
+    pool.run(1, rank_too_large, group=False)
 
 
 SCRIPT = """

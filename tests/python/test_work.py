@@ -72,6 +72,122 @@ def check_futures(rank: int, n: int) -> None:
     assert finished.get_future().done()
 
 
+def check_callbacks_that_wait(rank: int, n: int) -> None:
+    """For futures of operations that they begin themselves, and for others."""
+
+    def reduce() -> Any:
+        return dist.all_reduce(torch.ones(3000), async_op=True).get_future()
+
+    def total(future: Any) -> float:
+        return float(future.wait()[0][-1])
+
+    for _ in range(20):
+        assert reduce().then(lambda _: total(reduce())).wait() == n
+        nested = reduce().then(lambda _: reduce().then(lambda _: total(reduce())).wait())
+    assert nested.wait() == n  # derived futures wait in C++
+
+    earlier = [reduce() for _ in range(3)]  # done in any order
+    waiting = reduce().then(lambda _: sum(map(total, earlier)))
+    later = [reduce() for _ in range(3)]
+    assert waiting.then(lambda f: f.value() + sum(map(total, later))).wait() == 6 * n
+
+    both = torch.futures.collect_all([reduce().then(lambda _: torch.futures.wait_all([reduce(), reduce()]))])
+    assert len(both.wait()) == 1
+    time.sleep(0.2)
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("mccl-futures") <= 2, names
+
+
+def check_copying_back_fails(rank: int, n: int) -> None:
+    """The operation is done, its output has changed in the meantime: an error of that Work alone."""
+    for use in ("future", "wait", "sweep"):
+        output = torch.ones(4, 2)[:, 0]
+        work: Any = dist.all_reduce(output, async_op=True)
+        output.resize_(3, 7)
+        text = ""
+        try:
+            if use == "future":
+                work.get_future().wait()
+            elif use == "wait":
+                work.wait()
+            else:
+                dist.barrier()
+                assert work.is_completed() and not work.is_success()
+                raise work.exception()
+        except mccl.MCCLError as error:
+            text = str(error)
+        assert "cannot be copied into the output" in text, (use, text)
+        assert work.is_completed() and not dist.group.WORLD._comm.pending
+    value = torch.ones(1)
+    dist.all_reduce(value, async_op=True).get_future().wait()
+    assert value.item() == n
+
+
+def check_inference_mode(rank: int, n: int) -> None:
+    with torch.inference_mode():
+        matrix = torch.ones(2, 4)
+    future = dist.all_reduce(matrix[:, ::2], async_op=True).get_future()
+    future.wait()
+    with torch.inference_mode():
+        dist.all_reduce(matrix[:, 1::2])
+        dist.all_reduce(matrix)
+    assert matrix.tolist() == [[float(n * n)] * 4] * 2
+
+
+def check_ranges(rank: int, n: int) -> None:
+    """Numbers that do not fit into 32 bits would arrive as others."""
+    pg: Any = dist.group.WORLD
+    t = torch.ones(1)
+    for tag in (-1, -5, 2**31, 2**32, 2**64):
+        for name, call in [
+            ("send", lambda tag=tag: dist.send(t, (rank + 1) % n, tag=tag)),
+            ("recv", lambda tag=tag: dist.recv(t, (rank + 1) % n, tag=tag)),
+            ("recv", lambda tag=tag: dist.recv(t, tag=tag)),
+        ]:
+            with pytest.raises(
+                ValueError, match=rf"mccl {name}: .*rank {rank}/{n}.* tag is {tag}; .*2147483647"
+            ):
+                call()
+    with pytest.raises(TypeError):
+        pg.send([t], (rank + 1) % n, "1")
+    for bad in (n, -1, 2**32):
+        for name, call in [
+            ("broadcast", lambda bad=bad: pg.broadcast([t], root=bad)),
+            ("reduce", lambda bad=bad: pg.reduce([t], root=bad)),
+            ("gather", lambda bad=bad: pg.gather([], [t], bad)),
+            ("gather_into_tensor", lambda bad=bad: pg.gather_single(t, t, bad)),
+            ("scatter", lambda bad=bad: pg.scatter([t], [], bad)),
+            ("send", lambda bad=bad: pg.send([t], bad)),
+            ("recv", lambda bad=bad: pg.recv([t], bad)),
+        ]:
+            with pytest.raises(ValueError, match=rf"mccl {name}: .* is {bad}; the ranks .*0 \.\. {n - 1}"):
+                call()
+    last = 2**31 - 1
+    works = [dist.isend(t, (rank + 1) % n, tag=last), dist.irecv(t.clone(), (rank - 1) % n, tag=last)]
+    for work in works:
+        work.wait()
+
+
+def check_full_queue(rank: int, n: int) -> None:
+    """More operations than fit; some that take long do not hold up the others."""
+    group: Any = dist.new_group(pg_options={"max_queue_depth": 8})
+    late = [group.recv([torch.empty(1)], (rank + 1) % n, tag) for tag in range(6)]
+    values = [torch.ones(i % 5) for i in range(100)]
+    started = time.perf_counter()
+    for i, value in enumerate(values):
+        work = dist.all_reduce(value, group=group, async_op=True)
+        if i % 3 == 0:
+            work.get_future().then(lambda _: None)
+    work.wait()
+    assert time.perf_counter() - started < 5
+    for tag in range(6):
+        group.send([torch.ones(1)], (rank - 1) % n, tag)
+    for work in late:
+        work.wait()
+    assert all(value.tolist() == [n] * len(value) for value in values)
+    assert not group._comm.batches
+
+
 def check_dropped_works(rank: int, n: int) -> None:
     """Buffers stay alive although nobody holds the Work or the input."""
     pg = dist.group.WORLD
@@ -262,6 +378,11 @@ def check_threads(rank: int, n: int) -> None:
 CHECKS = [
     check_out_of_order,
     check_futures,
+    check_callbacks_that_wait,
+    check_copying_back_fails,
+    check_inference_mode,
+    check_ranges,
+    check_full_queue,
     check_dropped_works,
     check_coalescing,
     check_point_to_point,

@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Sequence
-from ctypes import byref, c_void_p, sizeof
+from ctypes import byref, sizeof
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from mccl import _errors, _lib
 from mccl._comm import Communicator
 from mccl._options import MCCLOptions
 from mccl._tensor import Operands
+from mccl.torch.completer import Request
 from mccl.torch.work import WorkMCCL, milliseconds
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ else:
 
 _DEVICES = [torch.device("cpu"), torch.device("mps")]
 _WAITER_FOLLOWS = _lib.Options(sizeof(_lib.Options), 0, 0, 1.0, _lib.WAITER_FOLLOWS)
-_POINTER_BYTES = sizeof(c_void_p)
 
 # torch < 2.7 lets go of the Python half of a Work that only C++ holds, whose wait() then never ends. abort()
 # came with the fix. Without it the latest Works are kept.
@@ -158,20 +158,54 @@ class GroupCore(_Base):
             return batch.work
         if comm.pending:
             comm.sweep(2)
-        if options is not None:
-            self._lib.mccl_set_options(byref(options))
-        request = c_void_p()
-        code = function(*arguments, handle, None, byref(request))
-        if code:
-            raise _errors.last_error(code)
+            comm.make_room()
         work = WorkMCCL.make(comm, self._lib, outputs)
-        if request.value and options is not None and options.flags & _lib.WAITER_FOLLOWS:
-            work.run(request.value, buffers.keep, buffers.copies)
+        request = Request()
+        try:
+            work.prepare((request,), buffers.keep, buffers.copies)
+            self._call(function, arguments, handle, options, request)
+            if not request.slot.value:
+                raise self._no_request(buffers.name)
+        except BaseException:  # Ctrl-C may come at any point
+            self._lib.mccl_set_options(None)  # or the next operation would get them
+            self._settle(work, (request,))
+            raise
+        if options is not None and options.flags & _lib.WAITER_FOLLOWS:
+            work.run()
             return work
-        work.start([request.value], buffers.keep, buffers.copies)
+        work.publish()
         if not _TORCH_KEEPS_WORKS:
             self._kept.append(work)
         return work
+
+    def _call(
+        self,
+        function: Any,
+        arguments: tuple[Any, ...],
+        handle: int,
+        options: _lib.Options | None,
+        to: Request,
+    ) -> None:
+        if options is not None:
+            _errors.check(self._lib.mccl_set_options(byref(options)))
+        code = function(*arguments, handle, None, byref(to.slot))
+        if code:
+            raise _errors.last_error(code)
+
+    def _settle(self, work: WorkMCCL, requests: Sequence[Request]) -> None:
+        """After an exception: what the library has taken goes on and needs its buffers."""
+        taken = [request for request in requests if request.slot.value]
+        if taken:
+            work.publish(taken)
+        else:
+            work.drop()
+
+    def _no_request(self, what: str) -> _errors.MCCLError:
+        return _errors.error_from(
+            _lib.ERR_INTERNAL,
+            f"mccl {what}: group '{self._name}' (rank {self._comm.rank}/{self._comm.size}): the library took "
+            "the call but began no operation; is a group of calls open in this thread (mccl_group_start)?",
+        )
 
     def _warn_if_mixed(self) -> None:
         """torch tells which backends were asked for only after the group is made."""
@@ -206,21 +240,30 @@ class GroupCore(_Base):
         batch = self._batches.pop(threading.get_ident(), None)
         if batch is None:
             raise ValueError(f"mccl: group '{self._name}': end of a coalescing block that was not started")
-        handle = self._comm.handle
-        requests = (c_void_p * max(1, len(batch.calls)))()
-        _errors.check(self._lib.mccl_group_start())
-        failure: _errors.MCCLError | None = None
-        for i, (function, arguments, options) in enumerate(batch.calls):
-            if options is not None:
-                self._lib.mccl_set_options(byref(options))
-            code = function(*arguments, handle, None, byref(requests, i * _POINTER_BYTES))
-            if code and failure is None:
-                failure = _errors.last_error(code)
-        code = self._lib.mccl_group_end()
-        if failure is not None or code:
-            raise failure or _errors.last_error(code)
-        batch.work.start(list(requests), batch.keep, batch.copies)
-        return batch.work
+        comm, library, work = self._comm, self._lib, batch.work
+        handle = comm.handle
+        if not batch.calls:
+            work.publish()
+            return work
+        comm.make_room()
+        requests = [Request() for _ in batch.calls]
+        try:
+            work.prepare(requests, batch.keep, batch.copies)
+            _errors.check(library.mccl_group_start())
+            for (function, arguments, options), request in zip(batch.calls, requests):
+                self._call(function, arguments, handle, options, request)
+            _errors.check(library.mccl_group_end())
+            if not all(request.slot.value for request in requests):
+                raise self._no_request("coalescing block")
+        except BaseException:  # Ctrl-C may come at any point
+            # A bad call fails an open group as a whole: nothing of it is sent. Without one both are refused.
+            library.mccl_set_options(None)
+            library.mccl_barrier(None, None, None)
+            library.mccl_group_end()
+            self._settle(work, requests)
+            raise
+        work.publish()
+        return work
 
     start_coalescing = _start_coalescing
     end_coalescing = _end_coalescing
@@ -229,17 +272,16 @@ class GroupCore(_Base):
         """`operation` for each row of arguments, as one batch (or as part of the open one)."""
         if threading.get_ident() in self._batches:
             for row in rows:
-                work = operation(*row, opts)
+                operation(*row, opts)
             return self._batches[threading.get_ident()].work
-        self._start_coalescing()
         try:
+            self._start_coalescing()
             for row in rows:
                 operation(*row, opts)
         except BaseException:
             self._batches.pop(threading.get_ident(), None)
             raise
-        work = self._end_coalescing()
-        return work
+        return self._end_coalescing()
 
     # -- identity -----------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ operation returns a WorkMCCL at once; see there for waiting and errors.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Union
@@ -32,6 +33,8 @@ _errors.also_raise_as(dist.DistBackendError)
 Tensor = torch.Tensor
 Tensors = Union[Tensor, Sequence[Tensor]]
 TensorLists = Union[Sequence[Tensor], Sequence[Sequence[Tensor]]]
+
+_LARGEST_TAG = 2**31 - 1
 
 
 class ProcessGroupMCCL(GroupCore):
@@ -77,7 +80,7 @@ class ProcessGroupMCCL(GroupCore):
         tensor = _one(tensors, "reduce")
         dtype = dtype_code(tensor, "reduce")
         kind, factor = reduction(_reduce_op(opts, op))
-        root_rank = _root(opts, root)
+        root_rank = self._root(opts, root, "reduce")
         buffers = Operands("reduce")
         is_root = root_rank == self._comm.rank
         pointer = buffers.in_out(tensor) if is_root else buffers.input(tensor)
@@ -92,7 +95,7 @@ class ProcessGroupMCCL(GroupCore):
         """The root's tensor, in place on the others. Short form: ``broadcast(tensor, root)``."""
         tensor = _one(tensors, "broadcast")
         dtype = dtype_code(tensor, "broadcast")
-        root_rank = _root(opts, root)
+        root_rank = self._root(opts, root, "broadcast")
         buffers = Operands("broadcast")
         pointer = buffers.input(tensor) if root_rank == self._comm.rank else buffers.output(tensor)
         arguments = (pointer, pointer, tensor.numel(), dtype, root_rank)
@@ -224,7 +227,7 @@ class ProcessGroupMCCL(GroupCore):
         Short form: ``gather(outputs, input, root)``.
         """
         name = "gather"
-        tensor, root_rank = _one(inputs, name), _root(opts, root)
+        tensor, root_rank = _one(inputs, name), self._root(opts, root, name)
         dtype = dtype_code(tensor, name)
         buffers = Operands(name)
         parts: Sequence[Tensor] = []
@@ -246,7 +249,7 @@ class ProcessGroupMCCL(GroupCore):
     ) -> WorkMCCL:
         """On the root block r of `output` becomes rank r's input; `output` is ignored elsewhere."""
         name = "gather_into_tensor"
-        root_rank = _root(opts, root)
+        root_rank = self._root(opts, root, name)
         dtype = dtype_code(input, name)
         buffers = Operands(name)
         receive = in_place = None
@@ -274,7 +277,7 @@ class ProcessGroupMCCL(GroupCore):
         Short form: ``scatter(output, inputs, root)``.
         """
         name = "scatter"
-        output, root_rank = _one(outputs, name), _root(opts, root)
+        output, root_rank = _one(outputs, name), self._root(opts, root, name)
         dtype = dtype_code(output, name)
         buffers = Operands(name)
         receive = buffers.output(output)
@@ -379,11 +382,18 @@ class ProcessGroupMCCL(GroupCore):
         tensor = _one(tensors, "send")
         dtype = dtype_code(tensor, "send")
         buffers = Operands("send")
+        self._check_rank(dst, "destination", "send")
+        self._check_tag(tag, "send")
         arguments = (buffers.input(tensor), tensor.numel(), dtype, dst)
         return self._launch(buffers, self._lib.mccl_send, arguments, [tensor], tag=tag)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> WorkMCCL:
         """From rank `src` of this group; size and dtype are the sender's."""
+        self._check_rank(src, "source", "recv")
+        return self._recv(tensors, src, tag)
+
+    def _recv(self, tensors: Tensors, src: int, tag: int) -> WorkMCCL:
+        self._check_tag(tag, "recv")
         tensor = _one(tensors, "recv")
         dtype = dtype_code(tensor, "recv")
         buffers = Operands("recv")
@@ -392,7 +402,7 @@ class ProcessGroupMCCL(GroupCore):
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> WorkMCCL:
         """From whoever sends first; the Work's source_rank() says who it was."""
-        return self.recv(tensors, _lib.ANY_SOURCE, tag)
+        return self._recv(tensors, _lib.ANY_SOURCE, tag)
 
     recvAnysource = recv_anysource
 
@@ -409,6 +419,30 @@ class ProcessGroupMCCL(GroupCore):
     monitoredBarrier = monitored_barrier
 
     # -- checks -------------------------------------------------------------------------------------------
+
+    # ctypes would cut numbers down to 32 bits: 2**32 would arrive as 0.
+
+    def _check_tag(self, tag: int, name: str) -> None:
+        if not 0 <= operator.index(tag) <= _LARGEST_TAG:
+            raise self._refusal(name, f"tag is {tag}; tags are 0 .. {_LARGEST_TAG}")
+
+    def _check_rank(self, rank: int, role: str, name: str) -> None:
+        last = self._comm.size - 1
+        if not 0 <= operator.index(rank) <= last:
+            raise self._refusal(name, f"{role} is {rank}; the ranks of the group are 0 .. {last}")
+
+    def _refusal(self, name: str, text: str) -> _errors.MCCLError:
+        comm = self._comm
+        return _errors.error_from(
+            _lib.ERR_INVALID_ARGUMENT,
+            f"mccl {name}: group '{self.group_name}' (rank {comm.rank}/{comm.size}): {text}",
+        )
+
+    def _root(self, opts: Any, root: int | None, name: str) -> int:
+        if root is None:
+            root = opts if isinstance(opts, int) else int(getattr(opts, "rootRank", 0))
+        self._check_rank(root, "root", name)
+        return root
 
     def _check_parts(self, parts: Sequence[Tensor], whole: Tensor | None, name: str) -> int:
         """One tensor per rank, all of one dtype; this rank's has the size of `whole`. Returns the dtype."""
@@ -460,14 +494,6 @@ def _row(single: Tensors, lists: TensorLists, name: str) -> Sequence[Tensor]:
     return lists[0]
 
 
-def _root(opts: Any, root: int | None) -> int:
-    if root is not None:
-        return root
-    if isinstance(opts, int):
-        return opts
-    return int(getattr(opts, "rootRank", 0))
-
-
 def _reduce_op(opts: Any, op: Any) -> Any:
     """From options, from a bare ReduceOp in their place, or from a keyword."""
     if op is not None:
@@ -500,11 +526,18 @@ def create_process_group(opts: Any, pg_options: Any = None) -> ProcessGroupMCCL:
     # watchdog value that the user chose.
     chosen = options.timeout is not None or opts.timeout != default_pg_timeout
     rank, size = opts.group_rank, opts.group_size
+    name = options.group_name or opts.group_id or "default"
+    if not 0 <= rank < size:
+        raise _errors.error_from(
+            _lib.ERR_INVALID_ARGUMENT,
+            f"mccl: rank {rank} of a group of {size} ('{name}'): ranks are 0 .. {size - 1}; check rank and "
+            "world_size, or RANK and WORLD_SIZE",
+        )
     comm = rendezvous.meet(
         opts.store,
         rank,
         size,
-        options.group_name or opts.group_id or "default",
+        name,
         milliseconds(timeout) if chosen else 0,
         settings_text(options.settings),
     )

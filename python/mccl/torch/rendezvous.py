@@ -1,7 +1,8 @@
 """How the ranks of a group find each other: rank 0 publishes a unique id through torch's store.
 
 Every wait returns to the interpreter at least every 0.2 s, so that Ctrl-C works, and none outlasts the
-group's time-out. The store is not used after check-in; the key is deleted then.
+group's time-out, whatever becomes of the store: see store.py. The store is not used after check-in; the key
+is deleted then.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from torch._C._distributed_c10d import Store
 
 from mccl import _lib
 from mccl._comm import Communicator
-from mccl._config import current
+from mccl._config import current, opening
 from mccl._errors import MCCLConnectError, MCCLError, error_from
+from mccl.torch.store import Answer, PatientStore
 from mccl.torch.work import WAIT_SLICE_MS
 
 KEY = "mccl/id"
 _SAY_AFTER_S = 5.0  # how long a wait is silent
 _REREAD_S = 1.0  # how often a rank that is not connected yet looks whether its id has been replaced
 _LONGEST_POLL_S = 0.05
+_FORGET_S = 0.4  # how long a group that is ready waits for the store to delete its key
 
 DEFAULT_TIMEOUT_MS = 30 * 60 * 1000  # as in src/comm/comm.c
 
@@ -31,111 +34,131 @@ Join = Callable[[_lib.UniqueId], Communicator]
 def meet(store: Store, rank: int, size: int, name: str, timeout_ms: int, settings: str) -> Communicator:
     """Joins the group, blocking until all ranks are connected.
 
-    Raises MCCLError (MCCLTimeoutError after `timeout_ms`) that names group, rank and what is missing.
-    `timeout_ms` of 0 stands for the library's default.
+    Raises MCCLError that names group, rank and what is missing: MCCLTimeoutError after `timeout_ms`,
+    MCCLConnectError if the store fails. `timeout_ms` of 0 stands for the library's default.
     """
-    limit_ms = timeout_ms or DEFAULT_TIMEOUT_MS
-    deadline = time.monotonic() + limit_ms / 1000
 
     def join(unique_id: _lib.UniqueId) -> Communicator:
         return Communicator(unique_id, rank, size, name, timeout_ms, settings)
 
-    if rank == 0:
-        return _lead(store, size, join)
-    return _follow(store, f"rank {rank}/{size} of group '{name}'", deadline, limit_ms, join)
-
-
-def _lead(store: Store, size: int, join: Join) -> Communicator:
-    unique_id = _lib.new_unique_id()
-    comm = join(unique_id)  # checks in before anybody can read the id
-    published = size > 1
-    if published:
-        store.set(KEY, _lib.unique_id_to_text(unique_id))
+    if size == 1:
+        return _lead(None, settings, join)
+    who = f"rank {rank}/{size} of group '{name}'"
+    patient = PatientStore(store, who, (timeout_ms or DEFAULT_TIMEOUT_MS) / 1000)
     try:
+        return _lead(patient, settings, join) if rank == 0 else _follow(patient, join)
+    finally:
+        patient.close()
+
+
+def _lead(store: PatientStore | None, settings: str, join: Join) -> Communicator:
+    with opening(settings):
+        unique_id = _lib.new_unique_id()
+    comm = join(unique_id)  # checks in before anybody can read the id
+    published = False
+    try:
+        if store is not None:
+            published = True
+            store.call("publish the group's id", "set", KEY, _lib.unique_id_to_text(unique_id))
         while not comm.wait_ready(WAIT_SLICE_MS):
             pass
     except BaseException:
         comm.destroy()
+        if store is not None and published:
+            store.post("delete_key", KEY)
         raise
-    finally:
-        if published:
-            _forget_key(store)
+    if store is not None:
+        # An id that stays there is recognised by those who dial it. So a store that cannot delete, or is gone
+        # or stopped, is no failure of a group that is ready.
+        store.post("delete_key", KEY).wait(_FORGET_S)
     return comm
 
 
-def _forget_key(store: Store) -> None:
-    try:
-        store.delete_key(KEY)
-    except RuntimeError:
-        pass  # a store that cannot delete, or is gone: an old id is recognised by those who dial it
-
-
-def _follow(store: Store, who: str, deadline: float, timeout_ms: int, join: Join) -> Communicator:
+def _follow(store: PatientStore, join: Join) -> Communicator:
     warned = False
     while True:
-        text = _read_id(store, who, deadline, timeout_ms)
+        text = _read_id(store)
         comm = join(_lib.unique_id_from_text(text))
         try:
-            if _wait_ready(comm, store, text, who, deadline):
+            if _wait_ready(comm, store, text):
                 return comm
             comm.destroy()  # the id was of an earlier life of the group, and a new one is there
         except MCCLError as error:
             comm.destroy()
             # Nobody listens behind an id that outlived its maker. Other errors are final if it is the newest.
-            if not isinstance(error, MCCLConnectError) and _newest_id(store, text) == text:
+            if not isinstance(error, MCCLConnectError) and not _is_replaced(_look(store, text), text):
                 raise
-            if time.monotonic() >= deadline:
+            if store.is_late():
                 raise
             if not warned:
                 warned = True
-                _say(f"{who}: {error}; reading the group's id again")
+                _say(f"{store.who}: {error}; reading the group's id again")
             time.sleep(_LONGEST_POLL_S)
         except BaseException:
             comm.destroy()
             raise
 
 
-def _wait_ready(comm: Communicator, store: Store, text: str, who: str, deadline: float) -> bool:
+def _wait_ready(comm: Communicator, store: PatientStore, text: str) -> bool:
     """True when connected, False when another id has taken the place of `text`."""
     reread = time.monotonic() + _REREAD_S
+    newest: Answer | None = None  # asked for; the connection does not wait for the store
     while not comm.wait_ready(WAIT_SLICE_MS):
         now = time.monotonic()
-        if now >= reread:
-            reread = now + _REREAD_S
-            if _newest_id(store, text) != text:
+        if newest is not None and newest.is_there():
+            if _is_replaced(newest, text):
                 return False
+            newest = None
+        if newest is None and now >= reread:
+            reread = now + _REREAD_S
+            newest = _ask(store, text)
         # The library's own deadline, which began when the id was there, has the better text: let it win.
-        if now >= deadline + 2 * WAIT_SLICE_MS / 1000:
+        if store.is_late(2 * WAIT_SLICE_MS / 1000):
             comm.abort()
             raise error_from(
-                _lib.ERR_TIMEOUT, f"mccl: {who} was not connected when the group's time-out passed"
+                _lib.ERR_TIMEOUT, f"mccl: {store.who} was not connected when the group's time-out passed"
             )
     return True
 
 
-def _newest_id(store: Store, text: str) -> str:
-    """The id now in the store, or `text` if there is none. Does not block: get() would, for a deleted key."""
-    return bytes(store.compare_set(KEY, text, text)).decode("ascii", "replace")
+def _ask(store: PatientStore, text: str) -> Answer:
+    """For the id now in the store; `text` if there is none. get() would block for a deleted key."""
+    return store.post("compare_set", KEY, text, text)
 
 
-def _read_id(store: Store, who: str, deadline: float, timeout_ms: int) -> str:
+def _look(store: PatientStore, text: str) -> Answer:
+    newest = _ask(store, text)
+    newest.wait(_FORGET_S)
+    return newest
+
+
+def _is_replaced(newest: Answer, text: str) -> bool:
+    """False also if the store did not say."""
+    return newest.is_there() and newest.error is None and _decode(newest.value) != text
+
+
+def _read_id(store: PatientStore) -> str:
+    what = "wait for rank 0 to publish the group's id"
     started = time.monotonic()
     said = False
     poll_s = 0.001
-    while not store.check([KEY]):
-        now = time.monotonic()
-        if now >= deadline:
+    while not store.call(what, "check", [KEY]):
+        if store.is_late():
             raise error_from(
                 _lib.ERR_TIMEOUT,
-                f"mccl: {who} waited {timeout_ms / 1000:g} s for rank 0 to publish the group's id (store key "
-                f"{KEY!r}). Is rank 0 running, and does it make the same groups in the same order?",
+                f"mccl: {store.who} waited {store.limit_s:g} s for rank 0 to publish the group's id (store "
+                f"key {KEY!r}). Is rank 0 running, and does it make the same groups in the same order?",
             )
-        if not said and now - started >= _SAY_AFTER_S:
+        if not said and time.monotonic() - started >= _SAY_AFTER_S:
             said = True
-            _say(f"{who} waits for rank 0 to publish the group's id, for at most {timeout_ms / 1000:g} s")
-        time.sleep(min(poll_s, max(0.0, deadline - now)))
+            _say(f"{store.who} waits for rank 0 to publish the group's id, for at most {store.limit_s:g} s")
+        time.sleep(poll_s)
         poll_s = min(2 * poll_s, _LONGEST_POLL_S)
-    return bytes(store.get(KEY)).decode("ascii", "replace")
+    return _decode(store.call(what, "get", KEY))
+
+
+def _decode(value: bytes) -> str:
+    return bytes(value).decode("ascii", "replace")
 
 
 def _say(text: str) -> None:

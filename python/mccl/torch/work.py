@@ -1,14 +1,12 @@
-"""The handle of an operation in flight, and the thread that completes futures."""
+"""The handle of an operation in flight, and its future."""
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from ctypes import byref, c_int, c_uint64, c_void_p, sizeof
+from collections.abc import Sequence
+from ctypes import byref, sizeof
 from datetime import timedelta
 from typing import Any
 
@@ -16,9 +14,10 @@ import torch
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
-from mccl import _comm, _lib
+from mccl import _lib
 from mccl._comm import Communicator
 from mccl._errors import MCCLError, error_from, last_error
+from mccl.torch.completer import Request, completer, is_completing
 
 # A wait returns to the interpreter this often, so that Ctrl-C works.
 WAIT_SLICE_MS = 200
@@ -32,21 +31,6 @@ def milliseconds(timeout: timedelta | float | None) -> int:
     return max(1, round(seconds * 1000)) if seconds > 0 else 0
 
 
-class Request:
-    """Owns one ``mccl_request *``: given up when the last thread has let go of it."""
-
-    __slots__ = ("_free", "_generation", "value")
-
-    def __init__(self, value: int, free: Callable[[int], int]) -> None:
-        self.value = value
-        self._free = free
-        self._generation = _comm.generation
-
-    def __del__(self) -> None:
-        if self._generation == _comm.generation:
-            self._free(self.value)
-
-
 class WorkMCCL(Work):
     """One operation in flight, or a batch that was submitted together. Any thread may use it.
 
@@ -58,12 +42,13 @@ class WorkMCCL(Work):
     _lib: ctypes.CDLL
     _outputs: list[torch.Tensor]
     _lock: threading.Lock
-    _requests: list[Request] | None = None  # None: in an open coalescing block, not submitted yet
+    _requests: Sequence[Request] | None = None  # None: not submitted yet
+    _submitting: Sequence[Request] = ()  # what becomes _requests
     _keep: Any = None
     _copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
     _done = False
     _failure: tuple[int, str] | None = None
-    _future: Future[Any] | None = None
+    _future: WorkFuture | None = None
 
     @classmethod
     def make(cls, comm: Communicator, library: ctypes.CDLL, outputs: list[torch.Tensor]) -> WorkMCCL:
@@ -75,40 +60,43 @@ class WorkMCCL(Work):
         work._lock = threading.Lock()
         return work
 
-    def start(
-        self, requests: list[int | None], keep: Any, copies: list[tuple[torch.Tensor, torch.Tensor]]
+    # -- submitting: prepare, call the library, then published or dropped, also after an exception ---------
+
+    def prepare(
+        self, requests: Sequence[Request], keep: Any, copies: list[tuple[torch.Tensor, torch.Tensor]]
     ) -> None:
-        """Called once, when the operations are submitted."""
+        """Before the library is called: whatever interrupts the call, from here on the buffers stay alive."""
+        self._submitting = requests
         self._keep = keep
         self._copies = copies
-        free = self._lib.mccl_request_free
-        with self._lock:
-            self._requests = [Request(value, free) for value in requests if value]
-            watched = self._future is not None
+        if len(requests) > 1:
+            self._comm.batches[self] = len(requests) - 1
         self._comm.pending[self] = None
+
+    def drop(self) -> None:
+        """The library took nothing."""
+        self._comm.batches.pop(self, None)
+        self._comm.pending.pop(self, None)
+        self._submitting = ()
+
+    def publish(self, taken: Sequence[Request] | None = None) -> None:
+        """The library has taken the operations, or only those of `taken`: the requests are there."""
+        with self._lock:
+            if self._requests is not None:
+                return
+            self._requests = self._submitting if taken is None else taken
+            watched = self._future is not None
         if watched:
-            _completer().add(self)
+            completer().add(self)
 
-    def run(self, request: int, keep: Any, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """start() and the wait that follows it anyway, without what concurrent use of the Work costs.
-
-        An error is raised by wait(), as always.
-        """
-        self._requests = [Request(request, self._lib.mccl_request_free)]
+    def run(self) -> None:
+        """publish() and the wait that follows it anyway. An error is raised by wait(), as always."""
+        requests = self._requests = self._submitting
+        slot = requests[0].slot
         wait = self._lib.mccl_request_wait
-        try:
-            while (code := wait(request, WAIT_SLICE_MS)) == _lib.IN_PROGRESS:
-                pass
-        except BaseException:  # Ctrl-C: the operation goes on, and its buffers have to live as long
-            self._keep = keep
-            self._copies = copies
-            self._comm.pending[self] = None
-            raise
-        if code:
-            self._failure = (code, str(last_error(code)))
-        elif copies:
-            _copy_back(copies)
-        self._done = True
+        while (code := wait(slot, WAIT_SLICE_MS)) == _lib.IN_PROGRESS:
+            pass
+        self._finish((code, str(last_error(code))) if code else None)
 
     # -- waiting ------------------------------------------------------------------------------------------
 
@@ -129,7 +117,7 @@ class WorkMCCL(Work):
         wait = self._lib.mccl_request_wait
         for request in self._requests or ():
             slice_ms = min(WAIT_SLICE_MS, timeout_ms or WAIT_SLICE_MS)
-            while (code := wait(request.value, slice_ms)) == _lib.IN_PROGRESS:
+            while (code := wait(request.slot, slice_ms)) == _lib.IN_PROGRESS:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise error_from(
@@ -150,7 +138,7 @@ class WorkMCCL(Work):
             return False
         failure: tuple[int, str] | None = None
         for request in self._requests:
-            code = self._lib.mccl_request_test(request.value)
+            code = self._lib.mccl_request_test(request.slot)
             if code == _lib.IN_PROGRESS:
                 return False
             if code and failure is None:
@@ -158,21 +146,36 @@ class WorkMCCL(Work):
         self._finish(failure)
         return True
 
+    def count_unfinished(self) -> int:
+        """How many of the operations the library has not done. Does not block, does not call back."""
+        if self._done or self._requests is None:
+            return 0
+        test = self._lib.mccl_request_test
+        return sum(test(request.slot) == _lib.IN_PROGRESS for request in self._requests)
+
+    def rest(self, timeout_ms: int) -> None:
+        """Waits a moment for the first of the operations. Does not call back."""
+        for request in self._requests or ():
+            self._lib.mccl_request_wait(request.slot, timeout_ms)
+            return
+
     def _finish(self, failure: tuple[int, str] | None) -> None:
-        """Whoever comes first, a waiter or the completion thread, hands the result over."""
+        """Whoever comes first, a waiter or a completion thread, hands the result over."""
         with self._lock:
             if self._done:
                 return
             if failure is None and self._copies:
-                _copy_back(self._copies)
+                failure = _copy_back(self._copies)
             self._failure = failure
             self._keep = None
             self._copies = ()
             self._done = True
             future = self._future
         self._comm.pending.pop(self, None)
+        if self._comm.batches:
+            self._comm.batches.pop(self, None)
         if future is not None:
-            self._complete(future)
+            future.set(self._outputs, self._failure)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -185,24 +188,18 @@ class WorkMCCL(Work):
         with self._lock:
             if self._future is not None:
                 return self._future
-            future = self._future = Future()
+            future = self._future = WorkFuture(self)
             done = self._done
             started = self._requests is not None
         if done:
-            self._complete(future)
+            future.set(self._outputs, self._failure)
         elif started:
-            _completer().add(self)
+            completer().add(self)
         return future
 
     def get_future_result(self) -> Future[Any]:
         """The same future: it fails if the operation does."""
         return self.get_future()
-
-    def _complete(self, future: Future[Any]) -> None:
-        if self._failure is None:
-            future.set_result(self._outputs)
-        else:
-            future.set_exception(error_from(*self._failure))
 
     # -- state --------------------------------------------------------------------------------------------
 
@@ -237,7 +234,7 @@ class WorkMCCL(Work):
         requests = self._requests
         if (
             not requests
-            or self._lib.mccl_request_get_status(requests[0].value, byref(status))
+            or self._lib.mccl_request_get_status(requests[0].slot, byref(status))
             or status.source < 0
         ):
             raise error_from(_lib.ERR_INVALID_ARGUMENT, "mccl: source_rank() is for operations that receive")
@@ -252,91 +249,66 @@ class WorkMCCL(Work):
         self._done = True
 
     @property
+    def is_disowned(self) -> bool:
+        """True in a forked child, for operations of its parent."""
+        return self._done and not self._requests
+
+    @property
     def is_watched(self) -> bool:
-        """True if the completion thread looks after it."""
+        """True if a completion thread looks after it."""
         return self._future is not None
 
     @property
     def requests(self) -> Sequence[Request]:
-        """Requests of the operations, for the completion thread."""
+        """Requests of the operations, for the completion threads."""
         return self._requests or ()
 
 
-def _copy_back(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    with torch.no_grad():
-        for output, staged in copies:
-            output.copy_(staged)
+class WorkFuture(Future[Any]):
+    """Its wait() returns to the interpreter often, so that Ctrl-C works, and may be called in callbacks.
+
+    Futures that torch derives from it, by then(), wait in C++.
+    """
+
+    def __init__(self, work: WorkMCCL) -> None:
+        super().__init__()
+        self._work: WorkMCCL | None = work  # until it is done
+        self._unset = threading.Lock()
+        self._unset.acquire()
+
+    def set(self, outputs: list[torch.Tensor], failure: tuple[int, str] | None) -> None:
+        """Completes it, once. Calls back."""
+        self._work = None  # no cycle: it would keep the tensors until the garbage collector comes
+        self._unset.release()
+        if failure is None:
+            self.set_result(outputs)
+        else:
+            self.set_exception(error_from(*failure))
+
+    def wait(self) -> Any:
+        """The list of output tensors, or the operation's error."""
+        if is_completing() and (work := self._work) is not None:
+            try:
+                work.wait()  # nobody else may be there to complete it
+            except MCCLError:
+                pass  # raised below
+        while not self._unset.acquire(timeout=WAIT_SLICE_MS / 1000):
+            if (work := self._work) is not None and work.is_disowned:
+                work.wait()
+        self._unset.release()  # for the next one who waits
+        return super().wait()
 
 
-class _Completer:
-    """Completes futures: one daemon thread, which sleeps in C until an operation is done."""
-
-    def __init__(self) -> None:
-        queue = c_void_p()
-        code = _lib.lib().mccl_queue_create(byref(queue))
-        if code:
-            raise last_error(code)
-        self._queue = queue.value
-        self._lock = threading.Lock()
-        self._works: dict[int, WorkMCCL] = {}
-        self._next = 1
-        self._thread = threading.Thread(target=self._run, name="mccl-futures", daemon=True)
-        self._thread.start()
-
-    def add(self, work: WorkMCCL) -> None:
-        """From now on the thread looks after `work`."""
-        with self._lock:
-            key = self._next
-            self._next += 1
-            self._works[key] = work
-        for request in work.requests:
-            code = _lib.lib().mccl_queue_add(self._queue, request.value, key)
-            if code:
-                raise last_error(code)
-        if work.advance():  # a waiter may have finished it before it was in the queue
-            with self._lock:
-                self._works.pop(key, None)
-
-    def _run(self) -> None:
-        wait = _lib.lib().mccl_queue_wait
-        key, result = c_uint64(), c_int()
-        while wait(self._queue, -1, byref(key), byref(result)) != _lib.ERR_ABORTED:
-            with self._lock:
-                work = self._works.get(key.value)
-            if work is not None and work.advance():
-                with self._lock:
-                    self._works.pop(key.value, None)
-            work = None  # do not keep tensors alive while asleep
-
-    def close(self) -> None:
-        """Ends the thread."""
-        _lib.lib().mccl_queue_close(self._queue)
-        self._thread.join(timeout=1.0)
-        if not self._thread.is_alive():
-            _lib.lib().mccl_queue_destroy(self._queue)
-
-
-_completer_lock = threading.Lock()
-_the_completer: _Completer | None = None
-
-
-def _completer() -> _Completer:
-    global _the_completer
-    with _completer_lock:
-        if _the_completer is None:
-            _the_completer = _Completer()
-            atexit.register(_the_completer.close)
-        return _the_completer
-
-
-def _after_fork_in_child() -> None:
-    """The thread exists in the parent only."""
-    global _the_completer, _completer_lock
-    if _the_completer is not None:
-        atexit.unregister(_the_completer.close)
-    _the_completer = None
-    _completer_lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+def _copy_back(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[int, str] | None:
+    """From the dense copies to the outputs. Returns what went wrong: this may be a thread that must go on."""
+    for output, staged in copies:
+        try:
+            with torch.inference_mode() if output.is_inference() else torch.no_grad():
+                output.copy_(staged)
+        except Exception as error:
+            return _lib.ERR_INVALID_USAGE, (
+                f"mccl: the operation is done, but its result, of shape {tuple(staged.shape)}, cannot be "
+                f"copied into the output, now of shape {tuple(output.shape)}: {error}. Do not change an "
+                "output's shape before the operation is done"
+            )
+    return None
