@@ -32,13 +32,13 @@ struct peer {
     struct wire_member member;
     bool same_host;
     struct conn *control;
-    bool have_data;    /* the data link was handed to the engine */
-    bool ready;        /* it is connected with all ranks */
-    bool p2p_wanted;   /* a point-to-point link was asked for */
+    bool have_data;       /* the data link was handed to the engine */
+    bool ready;           /* it is connected with all ranks */
+    bool p2p_wanted;      /* a point-to-point link was asked for */
     _Atomic bool goodbye; /* the peer said that it leaves; any thread */
     _Atomic bool left;    /* and it is gone; any thread */
-    int64_t heard_ns;  /* last byte on the control link */
-    bool probed;       /* the peer waits in this operation, which we have not reached yet */
+    int64_t heard_ns;     /* last byte on the control link */
+    bool probed;          /* the peer waits in this operation, which we have not reached yet */
     uint32_t probe_seq;
     struct signature probe_signature;
 };

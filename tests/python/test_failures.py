@@ -436,6 +436,9 @@ sys.exit(7)
 """
 
 
+EXIT_S = 15  # unloading torch alone takes 1 to 5 s on a busy machine; an operation's time-out is minutes
+
+
 @pytest.mark.parametrize("state", ["idle", "future", "pending"])
 def test_exit_without_destroy_keeps_the_exit_code(tmp_path: Any, state: str) -> None:
     command = [sys.executable, "-c", SCRIPT]
@@ -449,7 +452,7 @@ def test_exit_without_destroy_keeps_the_exit_code(tmp_path: Any, state: str) -> 
         for process in processes:
             output, _ = process.communicate(timeout=60)
             assert process.returncode == 7
-            assert time.time() - float(output) < 2.5
+            assert time.time() - float(output) < EXIT_S
     finally:
         for process in processes:
             process.kill()

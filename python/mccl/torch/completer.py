@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_int, c_uint64, c_void_p
 from typing import Protocol
 
@@ -28,8 +28,8 @@ class Request:
 
     __slots__ = ("_free", "_generation", "slot")
 
-    def __init__(self) -> None:
-        self._free = _lib.lib().mccl_request_free
+    def __init__(self, free: Callable[[c_void_p], int]) -> None:
+        self._free = free  # mccl_request_free
         self._generation = _comm.generation
         self.slot = c_void_p()
 

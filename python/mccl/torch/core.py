@@ -102,6 +102,7 @@ class GroupCore(_Base):
         super().__init__(comm.rank, comm.size)
         self._comm = comm
         self._lib = _lib.lib()
+        self._free = self._lib.mccl_request_free
         self.timeout = timeout
         self.global_ranks = global_ranks
         self._timeout_ms = 0  # of operations; 0: what the communicator was made with
@@ -160,7 +161,7 @@ class GroupCore(_Base):
             comm.sweep(2)
             comm.make_room()
         work = WorkMCCL.make(comm, self._lib, outputs)
-        request = Request()
+        request = Request(self._free)
         try:
             work.prepare((request,), buffers.keep, buffers.copies)
             self._call(function, arguments, handle, options, request)
@@ -246,7 +247,7 @@ class GroupCore(_Base):
             work.publish()
             return work
         comm.make_room()
-        requests = [Request() for _ in batch.calls]
+        requests = [Request(self._free) for _ in batch.calls]
         try:
             work.prepare(requests, batch.keep, batch.copies)
             _errors.check(library.mccl_group_start())
