@@ -1,4 +1,4 @@
-"""Fixtures: `pool` for ordinary checks, `own_pool` for those that kill ranks."""
+"""Fixtures: `pool` of processes for ranks, for all tests of a session."""
 
 from __future__ import annotations
 
@@ -11,13 +11,6 @@ from ranks import Pool
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
-    pool = Pool()
-    yield pool
-    pool.close()
-
-
-@pytest.fixture
-def own_pool() -> Iterator[Pool]:
     pool = Pool()
     yield pool
     pool.close()

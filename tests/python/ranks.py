@@ -87,7 +87,7 @@ class Pool:
             self.ranks[rank].connection.send(call)
 
     def results(self, n: int, timeout: float, lost: tuple[int, ...] = ()) -> list[Any]:
-        """The second half. Ranks in `lost` are not expected to answer."""
+        """The second half. Ranks in `lost` are not expected to answer and are replaced by new processes."""
         deadline = time.monotonic() + timeout
         answers: list[Any] = [None] * n
         problems = []
@@ -108,6 +108,10 @@ class Pool:
                 problems.append(f"===== rank {rank}/{n} =====\n{answer}")
         if silent:  # whatever the others are doing, they may never end
             self.close()
+        else:
+            for rank in lost:
+                self.ranks[rank].kill()
+                self.ranks[rank] = Rank(self.store.port, self.env)
         if problems:
             raise RankFailed("\n".join(problems))
         return answers

@@ -136,9 +136,9 @@ def wait_for_a_dead_rank(rank: int, n: int, count: int) -> Outcome:
 
 @pytest.mark.parametrize("count", [4, 16 * 2**20 // 4])
 @pytest.mark.parametrize("n", [2, 3])
-def test_a_killed_rank_is_noticed_and_named(own_pool: Pool, n: int, count: int) -> None:
-    own_pool.start(n, wait_for_a_dead_rank, count)
-    rows = own_pool.results(n, timeout=60, lost=(1,))
+def test_a_killed_rank_is_noticed_and_named(pool: Pool, n: int, count: int) -> None:
+    pool.start(n, wait_for_a_dead_rank, count)
+    rows = pool.results(n, timeout=60, lost=(1,))
     for rank in range(n):
         if rank != 1:
             kind, text, seconds = rows[rank]

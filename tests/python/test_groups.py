@@ -259,9 +259,9 @@ def test_fork(pool: Pool, check: object) -> None:
     pool.run(2, check)
 
 
-def test_a_killed_rank_with_a_living_child_is_noticed(own_pool: Pool) -> None:
-    own_pool.start(2, fork_and_die)
-    text, seconds = own_pool.results(2, timeout=30, lost=(1,))[0]
+def test_a_killed_rank_with_a_living_child_is_noticed(pool: Pool) -> None:
+    pool.start(2, fork_and_die)
+    text, seconds = pool.results(2, timeout=30, lost=(1,))[0]
     assert "rank 1" in text and seconds < 2, (text, seconds)
 
 
