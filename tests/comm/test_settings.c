@@ -204,17 +204,18 @@ static void socket_options(struct rank *self)
     CHECK_OK(mccl_comm_destroy(comm));
 }
 
-/* More than the system grants is reported, since it was asked for. */
-static void socket_buffer_clamped(struct rank *self)
+/* A whole life under the settings that are the team's argument. */
+static void connect_with(struct rank *self)
 {
-    mccl_comm *comm = rank_connect_with(self, "sock_bufsize=1G; log_level=INFO", 0);
+    mccl_comm *comm = rank_connect_with(self, self->arg, 0);
     CHECK_OK(mccl_barrier(comm, NULL, NULL));
     CHECK_OK(mccl_comm_destroy(comm));
 }
 
+/* More than the system grants is reported, since it was asked for. */
 static void clamping_is_reported(void)
 {
-    struct team *team = team_start(2, 20, socket_buffer_clamped, NULL);
+    struct team *team = team_start(2, 20, connect_with, "sock_bufsize=1G; log_level=INFO");
     for (int rank = 0; rank < 2; rank++) {
         team_expect_ok(team, rank);
         CHECK_HAS(team_stderr(team, rank), "WARN");
@@ -225,16 +226,9 @@ static void clamping_is_reported(void)
 
 /* A profile asks for as much as it can get, so getting less is no news for a user who chose none of
  * it. */
-static void profile_sets_buffers(struct rank *self)
-{
-    mccl_comm *comm = rank_connect_with(self, "link_profile=thunderbolt; log_level=INFO", 0);
-    CHECK_OK(mccl_barrier(comm, NULL, NULL));
-    CHECK_OK(mccl_comm_destroy(comm));
-}
-
 static void profile_reaches_sockets(void)
 {
-    struct team *team = team_start(2, 20, profile_sets_buffers, NULL);
+    struct team *team = team_start(2, 20, connect_with, "link_profile=thunderbolt; log_level=INFO");
     for (int rank = 0; rank < 2; rank++) {
         team_expect_ok(team, rank);
         CHECK_HAS(team_stderr(team, rank), "socket buffers: asked for 33554432, granted");

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
+
+from launch import torchrun
 
 WORKER = """
 import os, torch, torch.distributed as dist
@@ -32,26 +30,5 @@ def test_wheel_is_for_every_python_and_this_platform() -> None:
 def test_workers_need_no_import(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        str(script),
-    ]
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=60)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    assert process.returncode == 0, output
+    output = torchrun(script, 2, timeout=60, OMP_NUM_THREADS="1")
     assert output.count("backend mccl ProcessGroupMCCL") == 2, output
