@@ -113,10 +113,8 @@ static void link_is_there(struct mccl_comm *comm)
 
 void comm_prepare_socket(const struct mccl_comm *comm, int fd)
 {
-    link_tcp_prepare(fd, &(struct link_tcp_options){
-                             .sock_bufsize = (size_t)comm->settings.sock_bufsize,
-                             .bufsize_chosen = config_is_explicit(&comm->settings, "sock_bufsize"),
-                             .notsent_lowat = (size_t)comm->settings.tcp_lowat});
+    const struct link_tcp_options options = endpoint_socket_options(&comm->settings);
+    link_tcp_prepare(fd, &options);
 }
 
 static void take_socket(struct mccl_comm *comm, struct conn *conn, bool p2p)

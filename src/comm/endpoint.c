@@ -291,6 +291,13 @@ static mccl_result check_settings(const struct endpoint *endpoint, const struct 
     return MCCL_OK;
 }
 
+struct link_tcp_options endpoint_socket_options(const struct settings *settings)
+{
+    return (struct link_tcp_options){.sock_bufsize = (size_t)settings->sock_bufsize,
+                                     .bufsize_chosen = config_is_explicit(settings, "sock_bufsize"),
+                                     .notsent_lowat = (size_t)settings->tcp_lowat};
+}
+
 static mccl_result endpoint_create(const struct settings *settings, struct endpoint **created)
 {
     struct endpoint *endpoint = calloc(1, sizeof *endpoint);
@@ -299,10 +306,7 @@ static mccl_result endpoint_create(const struct settings *settings, struct endpo
     pthread_mutex_init(&endpoint->lock, NULL);
     os_host_id(endpoint->host_id);
     os_host_name(endpoint->host_name, sizeof endpoint->host_name);
-    endpoint->socket_options =
-        (struct link_tcp_options){.sock_bufsize = (size_t)settings->sock_bufsize,
-                                  .bufsize_chosen = config_is_explicit(settings, "sock_bufsize"),
-                                  .notsent_lowat = (size_t)settings->tcp_lowat};
+    endpoint->socket_options = endpoint_socket_options(settings);
     for (int i = 0; i < ENDPOINT_SETTINGS; i++)
         endpoint->made_with[i].source =
             (unsigned char)value_of(settings, i, endpoint->made_with[i].value);

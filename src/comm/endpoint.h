@@ -61,6 +61,10 @@ struct endpoint {
     } made_with[ENDPOINT_SETTINGS];
 };
 
+/* What these settings ask of a socket: of those that listen, and of each link from the settings of
+ * its own communicator. */
+struct link_tcp_options endpoint_socket_options(const struct settings *settings);
+
 /* The process's endpoint, started if need be with these settings. MCCL_ERR_CONFIG if it is there
  * already and the user asks for another one: other addresses, ports, interfaces. Every success
  * needs one endpoint_release. */
