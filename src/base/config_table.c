@@ -293,7 +293,8 @@ const struct setting_row config_rows[] = {
      .info.default_value = "1024",
      NUMBER(1, 1048576),
      LIVE,
-     .info.help = "Operations in flight on one communicator; submitting another one waits."},
+     .info.help = "Operations in flight on one communicator, a group of calls counting once; "
+                  "submitting another one waits."},
 
     {.info.name = "auth_key",
      .info.variable = "MCCL_AUTH_KEY",

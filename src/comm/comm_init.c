@@ -181,7 +181,7 @@ void comm_on_dial_failed(struct mccl_comm *comm, const struct dial *dial)
     if (dial->purpose == PURPOSE_P2P && atomic_load(&comm->peers[dial->peer].goodbye))
         return; /* it has left: that is an answer, and fails only what needed it */
     const double waited_s = (double)(os_now_ns() - comm->started_ns) / 1e9;
-    char tried[200];
+    char tried[300];
     dial_describe(dial, tried, sizeof tried);
     if (dial->purpose == PURPOSE_BOOTSTRAP)
         comm_fail_locked(comm, false, MCCL_ERR_CONNECT, -1,
@@ -210,7 +210,7 @@ static void check_in_timed_out(struct mccl_comm *comm, double waited_s)
                          comm->missing[0] ? comm->missing : "(unknown)");
         return;
     }
-    char tried[200] = "not dialled";
+    char tried[300] = "not dialled";
     const struct dial *dial = dial_find(comm);
     if (dial)
         dial_describe(dial, tried, sizeof tried);

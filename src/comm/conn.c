@@ -153,6 +153,17 @@ static void conn_fail(struct conn *conn, const char *why, bool refused)
         control_on_end(comm, peer, why);
 }
 
+/* The connection ended. Whoever left our handshake without a word of his own was no stranger: a
+ * rank that reached us by another address first does so. */
+static void conn_lost(struct conn *conn, const char *why)
+{
+    const bool ours = conn->state == CONN_WAIT_HELLO || conn->state == CONN_WAIT_PROOF;
+    if (ours && conn->in_size == 0)
+        conn_kill(conn, why);
+    else
+        conn_fail(conn, why, true);
+}
+
 /* Small writes of the handshake: a fresh socket always has room for them. */
 static bool write_all(struct conn *conn, const void *data, size_t size)
 {
@@ -163,7 +174,7 @@ static bool write_all(struct conn *conn, const void *data, size_t size)
     const struct iovec iov = {cast.out, size};
     if (os_socket_send(conn->fd, &iov, 1) == (ptrdiff_t)size)
         return true;
-    conn_fail(conn, "the connection broke during the handshake", false);
+    conn_lost(conn, "the connection broke during the handshake");
     return false;
 }
 
@@ -176,8 +187,7 @@ static bool read_up_to(struct conn *conn, size_t need)
         if (got == -1)
             return false;
         if (got <= 0) {
-            conn_fail(conn, got == 0 ? "the other side closed the connection" : strerror(errno),
-                      false);
+            conn_lost(conn, got == 0 ? "the other side closed the connection" : strerror(errno));
             return false;
         }
         conn->in_size += (size_t)got;
@@ -251,10 +261,13 @@ static void on_challenge(struct conn *conn)
     } else if (challenge->status != STATUS_OK) {
         conn_fail(conn, "the process there does not (yet) know this group and rank", true);
     } else if (!handshake_check_challenge(conn->key, &conn->hello, challenge)) {
-        conn_fail(conn,
-                  "the other side could not prove that it knows the job's secret (MCCL_AUTH_KEY "
-                  "differs?)",
-                  false);
+        static const struct wire_proof none; /* so that the other side's log tells it as well */
+        if (write_all(conn, &none, sizeof none))
+            conn_fail(
+                conn,
+                "the other side could not prove that it knows the job's secret (MCCL_AUTH_KEY "
+                "differs?)",
+                true);
     } else if (!dial_choose(conn->dial, conn)) {
         conn_kill(conn, "another address was faster");
     } else {
@@ -277,7 +290,7 @@ static void on_accept(struct conn *conn)
             accept.status == STATUS_AUTH
                 ? "the other side refused our proof of the job's secret (MCCL_AUTH_KEY differs?)"
                 : "the other side is busy",
-            accept.status == STATUS_BUSY);
+            true);
         return;
     }
     struct dial *dial = conn->dial;
@@ -372,6 +385,7 @@ static void on_proof(struct conn *conn)
     if (!read_up_to(conn, sizeof proof))
         return;
     memcpy(&proof, conn->in, sizeof proof);
+    conn->in_size = 0;
     struct wire_accept accept = {WIRE_HELLO_MAGIC, STATUS_OK};
     if (!handshake_check_proof(conn->key, &conn->hello, &conn->challenge, &proof)) {
         accept.status = STATUS_AUTH;

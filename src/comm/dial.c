@@ -189,7 +189,7 @@ static void attempt(struct dial *dial)
                    free_source ? NULL : source_for(dial->endpoint, to))) {
         dial->n_active--;
         dial->all_refused = false;
-        snprintf(candidate->why, sizeof candidate->why, "%.90s", error_text());
+        snprintf(candidate->why, sizeof candidate->why, "%.110s", error_text());
     }
 }
 

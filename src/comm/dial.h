@@ -17,7 +17,7 @@ struct dial_candidate {
     socklen_t to_size;
     struct os_address address;
     bool tried;
-    char why[100]; /* why the last attempt failed; empty: none has (yet) */
+    char why[120]; /* why the last attempt failed; empty: none has (yet) */
 };
 
 struct dial {
@@ -32,7 +32,7 @@ struct dial {
     int n_active;        /* connections of this dial that are still trying */
     struct conn *chosen; /* has seen a valid challenge; the others are dropped */
     bool done;           /* to be freed at the end of the service thread's round */
-    bool all_refused;    /* in this round every candidate answered "refused" or "unknown" */
+    bool all_refused;    /* in this round every candidate refused */
     int64_t next_attempt_ns, deadline_ns, backoff_ns;
     int64_t stale_after_ns; /* bootstrap: all refused until here means that the id is dead */
 };
@@ -48,7 +48,8 @@ int64_t dial_on_time(struct dial *dial, int64_t now_ns);
 bool dial_choose(struct dial *dial, struct conn *conn);
 /* From conn: the handshake is through. */
 void dial_succeeded(struct dial *dial, struct conn *conn);
-/* From conn: this attempt failed. `refused`: the other side answered that it is not there (yet). */
+/* From conn: this attempt failed. `refused`: by the answer of somebody who may be there; it is not
+ * (yet) the one we look for, or has another secret or version. */
 void dial_attempt_failed(struct dial *dial, struct conn *conn, const char *why, bool refused);
 /* What became of each address that was tried: "10.0.0.2:29600: no answer; ...". */
 void dial_describe(const struct dial *dial, char *text, size_t size);

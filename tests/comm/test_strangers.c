@@ -272,6 +272,70 @@ static void few_descriptors(void)
     team_end(team);
 }
 
+/* A rank with another secret is told so after two seconds, not at the end of the time-out. */
+static void other_secret(struct rank *self)
+{
+    mccl_unique_id id;
+    mccl_comm *comm = NULL;
+    mccl_config config = MCCL_CONFIG_INIT;
+    config.timeout_ms = self->rank == 0 ? 4000 : 30000;
+    setenv("MCCL_AUTH_KEY", self->rank == 0 ? "one" : "another", 1);
+    rank_next_id(self, &id);
+    const int64_t start_ms = now_ms();
+    const mccl_result result = mccl_comm_init_rank(&comm, self->n, &id, self->rank, &config);
+    CHECK_EQ_I64(result, self->rank == 0 ? MCCL_ERR_TIMEOUT : MCCL_ERR_CONNECT);
+    if (self->rank != 0)
+        CHECK_LE_I64(now_ms() - start_ms, 15000);
+    CHECK_HAS(mccl_last_error(), self->rank == 0 ? "waited 4.0 s for rank 1 to check in"
+                                                 : "job's secret (MCCL_AUTH_KEY differs?)");
+    mccl_comm_abort(comm);
+}
+
+static void secrets_differ(void)
+{
+    struct team *team = team_start(2, 60, other_secret, NULL);
+    team_expect_ok(team, 1);
+    team_expect_ok(team, 0);
+    CHECK_HAS(team_stderr(team, 0), "or did not know the job's secret");
+    team_end(team);
+}
+
+static void host_of_nobody(struct rank *self)
+{
+    mccl_unique_id id;
+    setenv("MCCL_PORT_BASE", PORT_RANGE, 1);
+    CHECK_OK(mccl_get_unique_id(&id));
+    rank_mark(self, 1);
+    rank_wait_go(self, 1);
+    sleep_ms(200); /* they are looked at */
+}
+
+/* Who leaves without a word may be a rank that was faster by another address: only others are worth
+ * a warning. */
+static void told_of_visits(const enum visit *kinds, size_t n, const char *told)
+{
+    struct team *team = team_start(1, 30, host_of_nobody, NULL);
+    team_wait_marks(team, 1);
+    for (size_t i = 0; i < n; i++) {
+        const int fd = visit(kinds[i], 3 * i);
+        CHECK(fd < 0); /* closed already */
+    }
+    team_go(team, 1);
+    team_expect_ok(team, 0);
+    if (told)
+        CHECK_HAS(team_stderr(team, 0), told);
+    else
+        CHECK_EQ_STR(team_stderr(team, 0), "");
+    team_end(team);
+}
+
+static void who_is_told_of(void)
+{
+    static const enum visit quiet[] = {CLOSE, RESET, CLOSE}, loud[] = {CLOSE, HTTP, RESET};
+    told_of_visits(quiet, 3, NULL);
+    told_of_visits(loud, 3, "closed 1 connection(s) that were not MCCL");
+}
+
 static void while_forming_and_working(int n)
 {
     uint64_t seed = 1;
@@ -317,6 +381,8 @@ static void silent_crowd_first(int n)
 
 int main(void)
 {
+    who_is_told_of();
+    secrets_differ();
     while_forming_and_working(2);
     while_forming_and_working(4);
     silent_crowd_first(2);
