@@ -174,6 +174,18 @@ void comm_on_connection(struct mccl_comm *comm, struct conn *conn)
     }
 }
 
+static const char *advice(mccl_result verdict)
+{
+    switch (verdict) {
+    case MCCL_ERR_AUTH:
+        return "MCCL_AUTH_KEY must be the same on all ranks";
+    case MCCL_ERR_UNSUPPORTED:
+        return "all ranks need versions that speak one protocol";
+    default:
+        return "is it still running, and is its port open (MCCL_PORT_BASE, MCCL_IFNAME, firewall)?";
+    }
+}
+
 void comm_on_dial_failed(struct mccl_comm *comm, const struct dial *dial)
 {
     if (comm->closing || atomic_load(&comm->failed))
@@ -184,11 +196,10 @@ void comm_on_dial_failed(struct mccl_comm *comm, const struct dial *dial)
     char tried[300];
     dial_describe(dial, tried, sizeof tried);
     if (dial->purpose == PURPOSE_BOOTSTRAP)
-        comm_fail_locked(comm, false, MCCL_ERR_CONNECT, -1,
-                         "rank %d of group '%s' could not reach the process that made the unique "
-                         "id in %.1f s: %s; is it still running, and "
-                         "is its port open (MCCL_PORT_BASE, MCCL_IFNAME, firewall)?",
-                         comm->rank, comm->name, waited_s, tried);
+        comm_fail_locked(comm, false, dial->verdict, -1,
+                         "rank %d of group '%s' could not join the process that made the unique id "
+                         "in %.1f s: %s; %s",
+                         comm->rank, comm->name, waited_s, tried, advice(dial->verdict));
     else
         comm_fail_locked(comm, true, MCCL_ERR_CONNECT, dial->peer,
                          "rank %d of group '%s' could not connect to rank %d (%s:%u) within "

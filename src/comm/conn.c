@@ -161,7 +161,7 @@ static void conn_lost(struct conn *conn, const char *why)
     if (ours && conn->in_size == 0)
         conn_kill(conn, why);
     else
-        conn_fail(conn, why, true);
+        conn_fail(conn, why, false);
 }
 
 /* Small writes of the handshake: a fresh socket always has room for them. */
@@ -211,6 +211,13 @@ static void use_frames(struct conn *conn, size_t in_cap)
 
 /* ---- dialler ---- */
 
+/* The other side is whom we look for, and will not have us. */
+static void denied(struct conn *conn, mccl_result verdict, const char *why)
+{
+    conn->dial->verdict = verdict;
+    conn_fail(conn, why, true);
+}
+
 static void on_connected(struct conn *conn)
 {
     const int error = os_socket_error(conn->fd);
@@ -257,17 +264,14 @@ static void on_challenge(struct conn *conn)
         snprintf(why, sizeof why,
                  "protocol versions differ: %u here, %u there; install the same MCCL on all hosts",
                  WIRE_VERSION, challenge->version);
-        conn_fail(conn, why, false);
+        denied(conn, MCCL_ERR_UNSUPPORTED, why);
     } else if (challenge->status != STATUS_OK) {
         conn_fail(conn, "the process there does not (yet) know this group and rank", true);
     } else if (!handshake_check_challenge(conn->key, &conn->hello, challenge)) {
         static const struct wire_proof none; /* so that the other side's log tells it as well */
         if (write_all(conn, &none, sizeof none))
-            conn_fail(
-                conn,
-                "the other side could not prove that it knows the job's secret (MCCL_AUTH_KEY "
-                "differs?)",
-                true);
+            denied(conn, MCCL_ERR_AUTH,
+                   "the process there has another secret (MCCL_AUTH_KEY differs?)");
     } else if (!dial_choose(conn->dial, conn)) {
         conn_kill(conn, "another address was faster");
     } else {
@@ -284,13 +288,13 @@ static void on_accept(struct conn *conn)
     if (!read_up_to(conn, sizeof accept))
         return;
     memcpy(&accept, conn->in, sizeof accept);
+    if (accept.magic == WIRE_HELLO_MAGIC && accept.status == STATUS_AUTH) {
+        denied(conn, MCCL_ERR_AUTH,
+               "refused our proof of the job's secret (MCCL_AUTH_KEY differs?)");
+        return;
+    }
     if (accept.magic != WIRE_HELLO_MAGIC || accept.status != STATUS_OK) {
-        conn_fail(
-            conn,
-            accept.status == STATUS_AUTH
-                ? "the other side refused our proof of the job's secret (MCCL_AUTH_KEY differs?)"
-                : "the other side is busy",
-            true);
+        conn_fail(conn, "the other side is busy", accept.status == STATUS_BUSY);
         return;
     }
     struct dial *dial = conn->dial;

@@ -144,6 +144,7 @@ mccl_result dial_start(struct mccl_comm *comm, int peer, enum wire_purpose purpo
     dial->deadline_ns = deadline_ns;
     dial->backoff_ns = BACKOFF_FIRST_NS;
     dial->stale_after_ns = os_now_ns() + STALE_NS;
+    dial->verdict = MCCL_ERR_CONNECT;
     dial->all_refused = true;
     dial->next = comm->endpoint->dials;
     comm->endpoint->dials = dial;

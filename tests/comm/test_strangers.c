@@ -283,11 +283,11 @@ static void other_secret(struct rank *self)
     rank_next_id(self, &id);
     const int64_t start_ms = now_ms();
     const mccl_result result = mccl_comm_init_rank(&comm, self->n, &id, self->rank, &config);
-    CHECK_EQ_I64(result, self->rank == 0 ? MCCL_ERR_TIMEOUT : MCCL_ERR_CONNECT);
+    CHECK_EQ_I64(result, self->rank == 0 ? MCCL_ERR_TIMEOUT : MCCL_ERR_AUTH);
     if (self->rank != 0)
         CHECK_LE_I64(now_ms() - start_ms, 15000);
     CHECK_HAS(mccl_last_error(), self->rank == 0 ? "waited 4.0 s for rank 1 to check in"
-                                                 : "job's secret (MCCL_AUTH_KEY differs?)");
+                                                 : "MCCL_AUTH_KEY must be the same on all ranks");
     mccl_comm_abort(comm);
 }
 
