@@ -7,8 +7,8 @@
 
 /* Cost model: a piece that is reduced should still be in the level-2 cache when the reduction reads
  * it (1 MiB on current x86, more on Apple silicon), and be long enough to hide the cost of a
- * message: 256 KiB takes 40 us at 6 GB/s against a few us of system call. Measured on 16 cores with
- * 2 and 4 ranks: 64 and 128 KiB, 512 KiB and 1 MiB are no better beyond the noise
+ * message: 256 KiB takes 40 us at 6 GB/s against a few us of system call. Measured on 16 cores:
+ * 64 and 128 KiB with 2 and 4 ranks, 512 KiB and 1 MiB with 4, are no better beyond the noise
  * (docs/benchmarks.md). */
 #define PIECE_BYTES ((size_t)256 << 10)
 /* Scratch of one operation, so that groups of many ranks do not multiply it. */

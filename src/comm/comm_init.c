@@ -174,6 +174,7 @@ void comm_on_connection(struct mccl_comm *comm, struct conn *conn)
     }
 }
 
+/* The next step for a rank that could not check in. */
 static const char *advice(mccl_result verdict)
 {
     switch (verdict) {
@@ -227,9 +228,8 @@ static void check_in_timed_out(struct mccl_comm *comm, double waited_s)
         dial_describe(dial, tried, sizeof tried);
     comm_fail_locked(comm, false, MCCL_ERR_TIMEOUT, -1,
                      "rank %d of group '%s' waited %.1f s to check in with the process that made "
-                     "the unique id: %s; is it still running, and is its port open "
-                     "(MCCL_PORT_BASE, MCCL_IFNAME, firewall)?",
-                     comm->rank, comm->name, waited_s, tried);
+                     "the unique id: %s; %s",
+                     comm->rank, comm->name, waited_s, tried, advice(MCCL_ERR_CONNECT));
 }
 
 static void connecting_timed_out(struct mccl_comm *comm)

@@ -87,9 +87,15 @@ struct conn *conn_dial(struct endpoint *endpoint, struct dial *dial,
     return conn;
 }
 
+/* Accepted, and nobody knows by whom: counted in n_handshakes. */
+static bool is_unproven(const struct conn *conn)
+{
+    return conn->state == CONN_WAIT_HELLO || conn->state == CONN_WAIT_PROOF;
+}
+
 static void close_socket(struct conn *conn)
 {
-    if (conn->state == CONN_WAIT_HELLO || conn->state == CONN_WAIT_PROOF)
+    if (is_unproven(conn))
         conn->endpoint->n_handshakes--;
     if (conn->fd >= 0) {
         os_poller_remove(conn->endpoint->poller, conn->fd);
@@ -133,12 +139,11 @@ static void conn_fail(struct conn *conn, const char *why, bool refused)
     struct mccl_comm *comm = conn->comm;
     struct session *session = conn->session;
     const int peer = conn->peer;
-    const bool stranger = conn->state == CONN_WAIT_HELLO || conn->state == CONN_WAIT_PROOF;
     const bool frames = conn->state == CONN_FRAMES;
     const uint8_t purpose = conn->hello.purpose;
     if (conn->state == CONN_DEAD)
         return;
-    if (stranger)
+    if (is_unproven(conn))
         conn->endpoint->n_strangers++;
     if (dial)
         dial_attempt_failed(dial, conn, why, refused);
@@ -157,8 +162,7 @@ static void conn_fail(struct conn *conn, const char *why, bool refused)
  * rank that reached us by another address first does so. */
 static void conn_lost(struct conn *conn, const char *why)
 {
-    const bool ours = conn->state == CONN_WAIT_HELLO || conn->state == CONN_WAIT_PROOF;
-    if (ours && conn->in_size == 0)
+    if (is_unproven(conn) && conn->in_size == 0)
         conn_kill(conn, why);
     else
         conn_fail(conn, why, false);
@@ -389,7 +393,7 @@ static void on_proof(struct conn *conn)
     if (!read_up_to(conn, sizeof proof))
         return;
     memcpy(&proof, conn->in, sizeof proof);
-    conn->in_size = 0;
+    conn->in_size = 0; /* all that was said has been heard: see conn_lost */
     struct wire_accept accept = {WIRE_HELLO_MAGIC, STATUS_OK};
     if (!handshake_check_proof(conn->key, &conn->hello, &conn->challenge, &proof)) {
         accept.status = STATUS_AUTH;

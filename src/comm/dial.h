@@ -32,9 +32,8 @@ struct dial {
     int n_active;        /* connections of this dial that are still trying */
     struct conn *chosen; /* has seen a valid challenge; the others are dropped */
     bool done;           /* to be freed at the end of the service thread's round */
-    mccl_result
-        verdict; /* of whoever refused: CONNECT, AUTH (another secret), UNSUPPORTED (version) */
-    bool all_refused; /* in this round every candidate refused */
+    mccl_result verdict; /* if it is given up: ERR_CONNECT, or what somebody refused us for */
+    bool all_refused;    /* in this round every candidate refused */
     int64_t next_attempt_ns, deadline_ns, backoff_ns;
     int64_t stale_after_ns; /* bootstrap: all refused until here is final (the id is dead, say) */
 };

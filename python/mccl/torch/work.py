@@ -155,9 +155,8 @@ class WorkMCCL(Work):
 
     def rest(self, timeout_ms: int) -> None:
         """Waits a moment for the first of the operations. Does not call back."""
-        for request in self._requests or ():
-            self._lib.mccl_request_wait(request.slot, timeout_ms)
-            return
+        if self._requests:
+            self._lib.mccl_request_wait(self._requests[0].slot, timeout_ms)
 
     def _finish(self, failure: tuple[int, str] | None) -> None:
         """Whoever comes first, a waiter or a completion thread, hands the result over."""
