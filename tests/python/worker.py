@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 import traceback
 import warnings
@@ -38,6 +39,8 @@ def call(store_port: int, message: tuple[Any, ...]) -> Any:
 
 
 def main() -> None:
+    # A shell that starts the tests in the background leaves SIGINT ignored, and Python then keeps it so.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     connection = Connection(int(sys.argv[1]))
     assert mccl.version()
     torch.set_num_threads(1)
