@@ -28,6 +28,8 @@ from mccl._metrics import MetricsSummary, get_metrics, log_metrics, reset_metric
 from mccl._options import MCCLOptions
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     __version__: str
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "get_metrics",
     "init",
     "log_metrics",
+    "monitored_barrier",
     "reset_metrics",
     "version",
 ]
@@ -59,6 +62,25 @@ def version() -> str:
     """Version of the C library that is loaded, such as ``"0.1.0"``."""
     text: bytes = _lib.lib().mccl_version_string()
     return text.decode()
+
+
+def monitored_barrier(
+    group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+) -> None:
+    """``torch.distributed.monitored_barrier`` for groups of mccl, which torch up to 2.13 refuses by name.
+
+    Blocks until all ranks of `group` (None: the default one) have called it. After `timeout` (the group's, if
+    None; numbers are seconds) rank 0 raises MCCLTimeoutError that names the first rank that is missing, with
+    `wait_all_ranks` all of them; the others raise too. The group can be used afterwards.
+    """
+    import torch.distributed as dist
+
+    chosen: Any = dist.group.WORLD if group is None else group
+    if chosen is dist.GroupMember.NON_GROUP_MEMBER:
+        return
+    if not hasattr(chosen, "monitored_barrier"):
+        raise TypeError(f"mccl.monitored_barrier: expected a group of mccl, got {type(chosen).__name__}")
+    chosen.monitored_barrier(timeout, wait_all_ranks)
 
 
 def __getattr__(name: str) -> Any:

@@ -239,11 +239,13 @@ int64_t p2p_check_time(struct mccl_comm *comm, int64_t now_ns)
             char peer[32] = "any rank";
             if (message->peer >= 0)
                 snprintf(peer, sizeof peer, "rank %d", message->peer);
-            comm_fail(comm, MCCL_ERR_TIMEOUT, message->peer,
-                      "%s seq %u timed out on rank %d after %.1f s waiting for %s (tag %d); look "
-                      "at what it does, or raise the time-out",
-                      message->is_send ? "send" : "recv", message->request->seq, comm->rank,
-                      (double)(now_ns - message->submitted_ns) / 1e9, peer, message->tag);
+            comm_fail(
+                comm, MCCL_ERR_TIMEOUT, message->peer,
+                "%s seq %u on rank %d: Timed out waiting %lldms for %s (tag %d); look at what it "
+                "does, or raise the time-out",
+                message->is_send ? "send" : "recv", message->request->seq, comm->rank,
+                (long long)(message->deadline_ns - message->submitted_ns) / OS_MS, peer,
+                message->tag);
             return now_ns;
         }
         if (message->deadline_ns < next_ns)

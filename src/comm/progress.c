@@ -546,22 +546,23 @@ static void ask_peers(struct mccl_comm *comm, struct operation *operation)
             control_probe(comm, peer, operation->seq, &operation->signature);
 }
 
-static void time_out(struct mccl_comm *comm, const struct operation *operation, int64_t now_ns)
+/* "Timed out waiting 1000ms" are the words of torch's other backends, which programs look for. */
+static void time_out(struct mccl_comm *comm, const struct operation *operation)
 {
+    const long long waited_ms = (operation->deadline_ns - operation->submitted_ns) / OS_MS;
     char ranks[128];
     const int n = operation->started ? waited_for(comm, operation, ranks, sizeof ranks) : 0;
     if (n > 0)
         comm_fail(comm, MCCL_ERR_TIMEOUT, -1,
-                  "%s seq %u timed out on rank %d after %.1f s waiting for rank%s %s; look at what "
-                  "they do, or raise the time-out",
-                  op_kind_name(operation->signature.kind), operation->seq, comm->rank,
-                  (double)(now_ns - operation->submitted_ns) / 1e9, n > 1 ? "s" : "", ranks);
+                  "%s seq %u on rank %d: Timed out waiting %lldms for rank%s %s; look at what they "
+                  "do, or raise the time-out",
+                  op_kind_name(operation->signature.kind), operation->seq, comm->rank, waited_ms,
+                  n > 1 ? "s" : "", ranks);
     else
         comm_fail(
             comm, MCCL_ERR_TIMEOUT, -1,
-            "%s seq %u timed out on rank %d after %.1f s behind earlier operations of its group",
-            op_kind_name(operation->signature.kind), operation->seq, comm->rank,
-            (double)(now_ns - operation->submitted_ns) / 1e9);
+            "%s seq %u on rank %d: Timed out waiting %lldms behind earlier operations of its group",
+            op_kind_name(operation->signature.kind), operation->seq, comm->rank, waited_ms);
 }
 
 /* Operations that are not started yet have deadlines, too. Returns the next one. */
@@ -580,11 +581,12 @@ static int64_t check_inbox(struct mccl_comm *comm, int64_t now_ns)
             late.signature = operation->signature;
             late.seq = operation->seq;
             late.submitted_ns = operation->submitted_ns;
+            late.deadline_ns = operation->deadline_ns;
         }
     }
     pthread_mutex_unlock(&engine->submit_lock);
     if (next_ns <= now_ns)
-        time_out(comm, &late, now_ns);
+        time_out(comm, &late);
     return next_ns;
 }
 
@@ -603,7 +605,7 @@ int64_t progress_check_time(struct mccl_comm *comm, int64_t now_ns, int64_t prob
     int64_t next_ns = now_ns + OS_SEC;
     for (struct operation *operation = engine->active; operation; operation = operation->next) {
         if (now_ns >= operation->deadline_ns) {
-            time_out(comm, operation, now_ns);
+            time_out(comm, operation);
             return now_ns;
         }
         if (now_ns >= operation->warn_ns) {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 from torch.autograd import profiler
 
 from mccl import _errors, _lib
@@ -98,13 +99,15 @@ class BackendView:
 class GroupCore(_Base):
     """One rank's view of a group, without operations."""
 
-    def __init__(self, comm: Communicator, timeout: timedelta, global_ranks: list[int]) -> None:
+    def __init__(self, comm: Communicator, timeout: timedelta, global_ranks: list[int], store: Store) -> None:
         super().__init__(comm.rank, comm.size)
         self._comm = comm
         self._lib = _lib.lib()
         self._free = self._lib.mccl_request_free
         self.timeout = timeout
         self.global_ranks = global_ranks
+        self._store = store
+        self._monitored = 0  # barriers so far
         self._timeout_ms = 0  # of operations; 0: what the communicator was made with
         self._extra_ms = 0  # added to the time-out of the next operation
         self._name = comm.name

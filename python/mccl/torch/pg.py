@@ -12,6 +12,7 @@ operation returns a WorkMCCL at once; see there for waiting and errors.
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Union
@@ -24,8 +25,9 @@ from mccl import _errors, _lib
 from mccl._config import settings_text
 from mccl._options import MCCLOptions
 from mccl._tensor import Operands, check_disjoint, counts, dtype_code, pointers, reduction
-from mccl.torch import rendezvous
+from mccl.torch import rendezvous, sparse
 from mccl.torch.core import GroupCore
+from mccl.torch.monitored import monitored_barrier
 from mccl.torch.work import WorkMCCL, milliseconds
 
 _errors.also_raise_as(dist.DistBackendError)
@@ -47,9 +49,12 @@ class ProcessGroupMCCL(GroupCore):
     ) -> WorkMCCL:
         """In place: the reduction over all ranks of one tensor; shape, dtype and op agree on all ranks.
 
-        Short form: ``allreduce(tensor, ReduceOp.MAX)``.
+        A sparse tensor's entries may differ by rank; its call blocks, see sparse.py. Short form:
+        ``allreduce(tensor, ReduceOp.MAX)``.
         """
         tensor = _one(tensors, "all_reduce")
+        if tensor.layout is not torch.strided:
+            return self._allreduce_sparse(tensor, opts, op, timeout)
         dtype = dtype_code(tensor, "all_reduce")
         kind, factor = reduction(_reduce_op(opts, op))
         buffers = Operands("all_reduce")
@@ -58,6 +63,15 @@ class ProcessGroupMCCL(GroupCore):
         return self._launch(
             buffers, self._lib.mccl_all_reduce, arguments, [tensor], opts, timeout=timeout, factor=factor
         )
+
+    def _allreduce_sparse(self, tensor: Tensor, opts: Any, op: Any, timeout: timedelta | None) -> WorkMCCL:
+        if threading.get_ident() in self._batches:
+            raise ValueError("mccl all_reduce: a sparse tensor cannot be part of a coalescing block")
+        limit = timeout if timeout is not None else getattr(opts, "timeout", None)
+        sparse.all_reduce(self, tensor, reduction(_reduce_op(opts, op))[0], limit)
+        work = WorkMCCL.make(self._comm, self._lib, [tensor])
+        work.publish()
+        return work
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> WorkMCCL:
         """allreduce of each tensor, submitted together."""
@@ -412,9 +426,19 @@ class ProcessGroupMCCL(GroupCore):
             opts, timeout = None, opts
         return self._launch(Operands("barrier"), self._lib.mccl_barrier, (), [], opts, timeout=timeout)
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that blocks; the error after `timeout` names all ranks that are missing."""
-        self.barrier(timeout=timeout).wait()
+    def monitored_barrier(
+        self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """A barrier that blocks. Rank 0's error after `timeout` (the group's, if None) names the first rank
+        that is missing, or all of them; the group goes on.
+        """
+        wanted = self.timeout if timeout is None else timeout
+        seconds = wanted.total_seconds() if isinstance(wanted, timedelta) else float(wanted)
+        self._monitored += 1
+        comm = self._comm
+        monitored_barrier(
+            self._store, self._monitored, comm.rank, comm.size, self.group_name, seconds, wait_all_ranks
+        )
 
     monitoredBarrier = monitored_barrier
 
@@ -542,6 +566,6 @@ def create_process_group(opts: Any, pg_options: Any = None) -> ProcessGroupMCCL:
         settings_text(options.settings),
     )
     ranks = options.global_ranks_in_group or list(opts.global_ranks_in_group) or list(range(size))
-    group = ProcessGroupMCCL(comm, timeout, ranks)
+    group = ProcessGroupMCCL(comm, timeout, ranks, opts.store)
     group.bound_device_id = getattr(getattr(opts, "process_group", None), "bound_device_id", None)
     return group
