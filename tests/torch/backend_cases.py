@@ -51,11 +51,14 @@ def _skip(reason: str) -> Callable[[Any], Any]:
     return mark
 
 
+def _skip_if_lt_x_gpu(count: int, *, allow_cpu: bool = False) -> Callable[[Any], Any]:
+    return (lambda method: method) if allow_cpu else _skip(f"Need at least {count} CUDA devices")
+
+
 common_distributed.skip_if_no_gpu = _skip("CUDA is not available.")
+common_distributed.skip_if_lt_x_gpu = _skip_if_lt_x_gpu
 if int(os.environ["WORLD_SIZE"]) < 8:
     common_distributed.skip_if_small_worldsize = _skip("Skipped due to small world size.")
-for feature in ("gpu", "cuda"):
-    common_distributed.DistTestCases.backend_feature[feature].discard("gloo")
 
 from torch.testing._internal.distributed import distributed_test as suite  # noqa: E402
 
