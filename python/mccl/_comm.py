@@ -6,6 +6,7 @@ Any thread may use a communicator. A forked child may not: its sockets belong to
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import threading
 import time
@@ -87,6 +88,7 @@ class Communicator:
         self.name = name
         self.rank = rank
         self.size = size
+        self.digest = hashlib.sha256(bytes(unique_id)).hexdigest()[:16]  # the same on all ranks
         self._handle = _Handle(value.value)
         # Operations that are not known to be done. They keep their buffers alive, whoever holds them.
         self.pending: dict[Pending, None] = {}

@@ -27,6 +27,7 @@ from mccl._options import MCCLOptions
 from mccl._tensor import Operands, check_disjoint, counts, dtype_code, pointers, reduction
 from mccl.torch import rendezvous, sparse
 from mccl.torch.core import GroupCore
+from mccl.torch.members import Members
 from mccl.torch.monitored import monitored_barrier
 from mccl.torch.work import WorkMCCL, milliseconds
 
@@ -564,8 +565,17 @@ def create_process_group(opts: Any, pg_options: Any = None) -> ProcessGroupMCCL:
         name,
         milliseconds(timeout) if chosen else 0,
         settings_text(options.settings),
+        _members(opts),
     )
     ranks = options.global_ranks_in_group or list(opts.global_ranks_in_group) or list(range(size))
     group = ProcessGroupMCCL(comm, timeout, ranks, opts.store)
     group.bound_device_id = getattr(getattr(opts, "process_group", None), "bound_device_id", None)
     return group
+
+
+def _members(opts: Any) -> Members | None:
+    """Of a sub-group of a world of mccl."""
+    world = dist.group.WORLD
+    if not isinstance(world, ProcessGroupMCCL) or not opts.global_ranks_in_group:
+        return None
+    return Members(list(opts.global_ranks_in_group), world._comm.digest)

@@ -1,8 +1,8 @@
 """How the ranks of a group find each other: rank 0 publishes a unique id through torch's store.
 
 Every wait returns to the interpreter at least every 0.2 s, so that Ctrl-C works, and none outlasts the
-group's time-out, whatever becomes of the store: see store.py. The store is not used after check-in; the key
-is deleted then.
+group's time-out, whatever becomes of the store: see store.py. The store is not used after check-in; the id
+is deleted then, and what sub-groups leave there is in members.py.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from mccl import _lib
 from mccl._comm import Communicator
 from mccl._config import current, opening
 from mccl._errors import MCCLConnectError, MCCLError, error_from
+from mccl.torch.members import Members, Roll
 from mccl.torch.store import Answer, PatientStore
 from mccl.torch.work import WAIT_SLICE_MS
 
@@ -31,11 +32,20 @@ DEFAULT_TIMEOUT_MS = 30 * 60 * 1000  # as in src/comm/comm.c
 Join = Callable[[_lib.UniqueId], Communicator]
 
 
-def meet(store: Store, rank: int, size: int, name: str, timeout_ms: int, settings: str) -> Communicator:
+def meet(
+    store: Store,
+    rank: int,
+    size: int,
+    name: str,
+    timeout_ms: int,
+    settings: str,
+    members: Members | None = None,
+) -> Communicator:
     """Joins the group, blocking until all ranks are connected.
 
     Raises MCCLError that names group, rank and what is missing: MCCLTimeoutError after `timeout_ms`,
-    MCCLConnectError if the store fails. `timeout_ms` of 0 stands for the library's default.
+    MCCLConnectError if the store fails, MCCLMismatchError if another rank names other `members`. `timeout_ms`
+    of 0 stands for the library's default.
     """
 
     def join(unique_id: _lib.UniqueId) -> Communicator:
@@ -45,13 +55,20 @@ def meet(store: Store, rank: int, size: int, name: str, timeout_ms: int, setting
         return _lead(None, settings, join)
     who = f"rank {rank}/{size} of group '{name}'"
     patient = PatientStore(store, who, (timeout_ms or DEFAULT_TIMEOUT_MS) / 1000)
+    roll = None if members is None else Roll(patient, members)
     try:
-        return _lead(patient, settings, join) if rank == 0 else _follow(patient, join)
+        if roll is not None:
+            roll.enter()
+        return _lead(patient, settings, join, roll) if rank == 0 else _follow(patient, join, roll)
+    except MCCLError as error:
+        if roll is not None and (clash := roll.explain(error)) is not error:
+            raise clash from error
+        raise
     finally:
         patient.close()
 
 
-def _lead(store: PatientStore | None, settings: str, join: Join) -> Communicator:
+def _lead(store: PatientStore | None, settings: str, join: Join, roll: Roll | None = None) -> Communicator:
     with opening(settings):
         unique_id = _lib.new_unique_id()
     comm = join(unique_id)  # checks in before anybody can read the id
@@ -61,7 +78,8 @@ def _lead(store: PatientStore | None, settings: str, join: Join) -> Communicator
             published = True
             store.call("publish the group's id", "set", KEY, _lib.unique_id_to_text(unique_id))
         while not comm.wait_ready(WAIT_SLICE_MS):
-            pass
+            if roll is not None:
+                roll.look()
     except BaseException:
         comm.destroy()
         if store is not None and published:
@@ -74,17 +92,19 @@ def _lead(store: PatientStore | None, settings: str, join: Join) -> Communicator
     return comm
 
 
-def _follow(store: PatientStore, join: Join) -> Communicator:
+def _follow(store: PatientStore, join: Join, roll: Roll | None) -> Communicator:
     warned = False
     while True:
-        text = _read_id(store)
-        comm = join(_lib.unique_id_from_text(text))
+        text = _read_id(store, roll)
+        comm = join(_parse(store, text))
         try:
-            if _wait_ready(comm, store, text):
+            if _wait_ready(comm, store, text, roll):
                 return comm
             comm.destroy()  # the id was of an earlier life of the group, and a new one is there
         except MCCLError as error:
             comm.destroy()
+            if roll is not None and roll.clashed:
+                raise
             # Nobody listens behind an id that outlived its maker. Other errors are final if it is the newest.
             if not isinstance(error, MCCLConnectError) and not _is_replaced(_look(store, text), text):
                 raise
@@ -99,11 +119,22 @@ def _follow(store: PatientStore, join: Join) -> Communicator:
             raise
 
 
-def _wait_ready(comm: Communicator, store: PatientStore, text: str) -> bool:
+def _parse(store: PatientStore, text: str) -> _lib.UniqueId:
+    try:
+        return _lib.unique_id_from_text(text)
+    except MCCLError as error:
+        raise error_from(
+            error.code, f"mccl: {store.who} read the group's id from store key {KEY!r}: {error}"
+        ) from None
+
+
+def _wait_ready(comm: Communicator, store: PatientStore, text: str, roll: Roll | None) -> bool:
     """True when connected, False when another id has taken the place of `text`."""
     reread = time.monotonic() + _REREAD_S
     newest: Answer | None = None  # asked for; the connection does not wait for the store
     while not comm.wait_ready(WAIT_SLICE_MS):
+        if roll is not None:
+            roll.look()
         now = time.monotonic()
         if newest is not None and newest.is_there():
             if _is_replaced(newest, text):
@@ -137,12 +168,14 @@ def _is_replaced(newest: Answer, text: str) -> bool:
     return newest.is_there() and newest.error is None and _decode(newest.value) != text
 
 
-def _read_id(store: PatientStore) -> str:
+def _read_id(store: PatientStore, roll: Roll | None) -> str:
     what = "wait for rank 0 to publish the group's id"
     started = time.monotonic()
     said = False
     poll_s = 0.001
     while not store.call(what, "check", [KEY]):
+        if roll is not None:
+            roll.look()
         if store.is_late():
             raise error_from(
                 _lib.ERR_TIMEOUT,
