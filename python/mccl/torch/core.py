@@ -107,7 +107,6 @@ class GroupCore(_Base):
         self.timeout = timeout
         self.global_ranks = global_ranks
         self._store = store
-        self._monitored = 0  # barriers so far
         self._timeout_ms = 0  # of operations; 0: what the communicator was made with
         self._extra_ms = 0  # added to the time-out of the next operation
         self._name = comm.name

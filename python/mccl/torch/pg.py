@@ -435,11 +435,8 @@ class ProcessGroupMCCL(GroupCore):
         """
         wanted = self.timeout if timeout is None else timeout
         seconds = wanted.total_seconds() if isinstance(wanted, timedelta) else float(wanted)
-        self._monitored += 1
         comm = self._comm
-        monitored_barrier(
-            self._store, self._monitored, comm.rank, comm.size, self.group_name, seconds, wait_all_ranks
-        )
+        monitored_barrier(self._store, comm.rank, comm.size, self.group_name, seconds, wait_all_ranks)
 
     monitoredBarrier = monitored_barrier
 
