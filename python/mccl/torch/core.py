@@ -273,18 +273,18 @@ class GroupCore(_Base):
 
     def _together(self, operation: Any, rows: Sequence[tuple[Any, ...]], opts: Any) -> WorkMCCL:
         """`operation` for each row of arguments, as one batch (or as part of the open one)."""
-        if threading.get_ident() in self._batches:
-            for row in rows:
-                operation(*row, opts)
-            return self._batches[threading.get_ident()].work
+        me = threading.get_ident()
+        inside = me in self._batches
         try:
-            self._start_coalescing()
+            if not inside:
+                self._start_coalescing()
             for row in rows:
                 operation(*row, opts)
         except BaseException:
-            self._batches.pop(threading.get_ident(), None)
+            # torch does not end its block then, which would go on swallowing this thread's operations.
+            self._batches.pop(me, None)
             raise
-        return self._end_coalescing()
+        return self._batches[me].work if inside else self._end_coalescing()
 
     # -- identity -----------------------------------------------------------------------------------------
 
