@@ -24,9 +24,9 @@ DTYPES: dict[torch.dtype, int] = {
 
 _PREMUL_SUM = 5
 _KINDS: Any = dist.ReduceOp.RedOpType
-_OPS = "SUM PRODUCT MIN MAX AVG PREMUL_SUM BAND BOR BXOR".split()
+OP_NAMES = "SUM PRODUCT MIN MAX AVG PREMUL_SUM BAND BOR BXOR".split()
 # By hash, which a ReduceOp shares with its kind: that is three times as fast as asking for the kind.
-OPS: dict[int, int] = {hash(getattr(_KINDS, name)): code for code, name in enumerate(_OPS)}
+OPS: dict[int, int] = {hash(getattr(_KINDS, name)): code for code, name in enumerate(OP_NAMES)}
 
 
 def reduction(op: Any) -> tuple[int, float]:
