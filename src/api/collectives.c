@@ -51,6 +51,16 @@ static void check_common(struct checker *check, mccl_stream *stream)
         refuse(check, "stream is not a host stream; only those exist so far");
 }
 
+/* "float32, float64, ...": what `op` can reduce. */
+static void list_dtypes(mccl_op op, char *text, size_t size)
+{
+    size_t used = 0;
+    for (int dtype = 0; dtype < MCCL_N_DTYPES && used < size; dtype++)
+        if (reduce_supports(op, (mccl_dtype)dtype))
+            used += (size_t)snprintf(text + used, size - used, "%s%s", used > 0 ? ", " : "",
+                                     mccl_dtype_name((mccl_dtype)dtype));
+}
+
 static void check_op(struct checker *check)
 {
     struct coll_call *coll = &check->call->coll;
@@ -59,9 +69,11 @@ static void check_op(struct checker *check)
     if ((unsigned)coll->op >= MCCL_N_OPS) {
         refuse(check, "op is %d, which is no mccl_op", (int)coll->op);
     } else if (!reduce_supports(coll->op, coll->dtype)) {
-        check->result = error_set(
-            MCCL_ERR_UNSUPPORTED, "%s: op %s cannot reduce dtype %s (see MCCL_OPS in mccl.h)",
-            check->what, mccl_op_name(coll->op), mccl_dtype_name(coll->dtype));
+        char supported[256];
+        list_dtypes(coll->op, supported, sizeof supported);
+        check->result =
+            error_set(MCCL_ERR_UNSUPPORTED, "%s: op %s cannot reduce dtype %s; it can reduce %s",
+                      check->what, mccl_op_name(coll->op), mccl_dtype_name(coll->dtype), supported);
     }
     coll->factor = check->call->options.factor;
 }
