@@ -45,9 +45,12 @@ def dtype_code(tensor: torch.Tensor, name: str) -> int:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"mccl {name}: expected a tensor, got {type(tensor).__name__}")
     if tensor.layout is not torch.strided or tensor.is_nested:
-        kind = "nested" if tensor.is_nested else str(tensor.layout).replace("torch.", "")
+        if tensor.is_nested:
+            kind, instead = "nested", ".values()"
+        else:
+            kind, instead = str(tensor.layout).replace("torch.", "").lstrip("_"), ".to_dense()"
         raise TypeError(
-            f"mccl {name}: {kind} tensors are not supported; pass a dense tensor, for example .to_dense()"
+            f"mccl {name}: {kind} tensors are not supported; pass a dense tensor, for example {instead}"
         )
     if not tensor.is_cpu:
         raise TypeError(
@@ -66,12 +69,21 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_neg() and not (tensor.is_complex() and tensor.is_conj())
 
 
+def _pointer(tensor: torch.Tensor) -> int:
+    """Address of the first element; 0 if there is no memory."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # inside torch.vmap and the like
+        return 0
+
+
 def address(tensor: torch.Tensor, name: str) -> int:
     """Address of the first element. TypeError for wrappers that have no memory of their own."""
-    pointer = tensor.data_ptr()
+    pointer = _pointer(tensor)
     if not pointer and tensor.numel():
         raise TypeError(
-            f"mccl {name}: {type(tensor).__name__} has no memory of its own; pass the local tensor behind it"
+            f"mccl {name}: {type(tensor).__name__} of shape {tuple(tensor.shape)} has no memory of its own; "
+            "pass the local tensor behind it, or give it memory if its storage was freed"
         )
     return pointer
 
@@ -151,7 +163,11 @@ def check_disjoint(tensors: Sequence[torch.Tensor], name: str) -> None:
 
     Interleaved views of one storage, such as the columns of a matrix, share none and are fine.
     """
-    spans = sorted((*_span(tensor), position) for position, tensor in enumerate(tensors) if tensor.numel())
+    spans = sorted(
+        (*_span(tensor), position)
+        for position, tensor in enumerate(tensors)
+        if tensor.numel() and _pointer(tensor)
+    )
     cluster: list[int] = []
     reach = 0
     for start, end, position in [*spans, (float("inf"), 0, -1)]:

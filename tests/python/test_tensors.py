@@ -147,7 +147,8 @@ def check_refusals(rank: int, n: int) -> None:
     ones = torch.ones(4)
     reduce_avg = lambda t: dist.all_reduce(t, op=dist.ReduceOp.AVG)  # noqa: E731
     expect(ValueError, r"shape \(4,\) and strides \(0,\)", dist.all_reduce, torch.zeros(1).expand(4))
-    expect(TypeError, "all_reduce: sparse_coo", dist.all_reduce, torch.eye(3).to_sparse())
+    expect(TypeError, "broadcast: sparse_coo", dist.broadcast, torch.eye(3).to_sparse(), 0)
+    expect(TypeError, "all_reduce: sparse_csr", dist.all_reduce, torch.eye(3).to_sparse_csr())
     expect(TypeError, "device 'meta'", dist.all_reduce, torch.empty(3, device="meta"))
     expect(TypeError, "qint8 is not supported; supported: float32", dist.all_reduce,
            torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8))  # fmt: skip

@@ -54,7 +54,7 @@ class ProcessGroupMCCL(GroupCore):
         ``allreduce(tensor, ReduceOp.MAX)``.
         """
         tensor = _one(tensors, "all_reduce")
-        if tensor.layout is not torch.strided:
+        if tensor.layout is torch.sparse_coo:
             return self._allreduce_sparse(tensor, opts, op, timeout)
         dtype = dtype_code(tensor, "all_reduce")
         kind, factor = reduction(_reduce_op(opts, op))
@@ -76,7 +76,7 @@ class ProcessGroupMCCL(GroupCore):
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> WorkMCCL:
         """allreduce of each tensor, submitted together."""
-        check_disjoint(tensors, "all_reduce_coalesced")
+        _check_outputs(tensors, "all_reduce_coalesced")
         return self._together(self.allreduce, [(tensor,) for tensor in tensors], opts)
 
     def reduce(
@@ -167,7 +167,7 @@ class ProcessGroupMCCL(GroupCore):
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> WorkMCCL:
         """reduce_scatter_single of each pair, submitted together."""
-        check_disjoint(outputs, "reduce_scatter_tensor_coalesced")
+        _check_outputs(outputs, "reduce_scatter_tensor_coalesced")
         return self._together(self._reduce_scatter_base, list(zip(outputs, inputs)), opts)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
@@ -223,7 +223,7 @@ class ProcessGroupMCCL(GroupCore):
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> WorkMCCL:
         """all_gather_single of each pair, submitted together."""
-        check_disjoint(outputs, "all_gather_into_tensor_coalesced")
+        _check_outputs(outputs, "all_gather_into_tensor_coalesced")
         return self._together(self._allgather_base, list(zip(outputs, inputs)), opts)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
@@ -528,6 +528,13 @@ def _reduce_op(opts: Any, op: Any) -> Any:
 def _check_same_dtype(expected: int, found: int, tensor: Tensor, other: Tensor, name: str) -> None:
     if expected != found:
         raise TypeError(f"mccl {name}: all tensors must have one dtype, got {tensor.dtype} and {other.dtype}")
+
+
+def _check_outputs(tensors: Sequence[Tensor], name: str) -> None:
+    """Of a coalesced operation, before any of its parts is begun."""
+    for tensor in tensors:
+        dtype_code(tensor, name)
+    check_disjoint(tensors, name)
 
 
 def create_process_group(opts: Any, pg_options: Any = None) -> ProcessGroupMCCL:
