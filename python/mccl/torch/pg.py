@@ -54,7 +54,7 @@ class ProcessGroupMCCL(GroupCore):
         ``allreduce(tensor, ReduceOp.MAX)``.
         """
         tensor = _one(tensors, "all_reduce")
-        if tensor.layout is torch.sparse_coo:
+        if isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo:
             return self._allreduce_sparse(tensor, opts, op, timeout)
         dtype = dtype_code(tensor, "all_reduce")
         kind, factor = reduction(_reduce_op(opts, op))

@@ -30,6 +30,7 @@ def all_reduce(group: ProcessGroupMCCL, tensor: torch.Tensor, op: int, timeout: 
 
     SUM, and AVG of floating point. Three all-gathers; a rank receives the entries of all.
     """
+    tensor = _complex_behind(tensor)
     _check(tensor, op)
     with torch.no_grad():
         mine = tensor.coalesce()
@@ -46,6 +47,16 @@ def all_reduce(group: ProcessGroupMCCL, tensor: torch.Tensor, op: int, timeout: 
         raise
     with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
         tensor.copy_(total / group.size() if op == _AVG else total)
+
+
+def _complex_behind(tensor: torch.Tensor) -> torch.Tensor:
+    """torch.distributed hands over view_as_real() of a complex tensor, through which new entries cannot be
+    written to the tensor itself.
+    """
+    base = tensor._base
+    if base is not None and base.is_complex() and tensor.shape == (*base.shape, 2):
+        return base
+    return tensor
 
 
 def _check(tensor: torch.Tensor, op: int) -> None:
