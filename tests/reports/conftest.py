@@ -1,0 +1,23 @@
+"""Field reports as tests. Fixture `pool` as in tests/python; its ranks also import modules of this folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "python"))
+
+from ranks import Pool  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    pool = Pool(PYTHONPATH=os.pathsep.join(paths))
+    yield pool
+    pool.close()
