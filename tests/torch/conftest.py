@@ -1,0 +1,23 @@
+"""Fixtures: `pool` of processes for ranks, as in tests/python, whose helpers can be imported here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "python"))
+
+from ranks import Pool  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    # Ranks look for a test's module in the folder of worker.py, which is tests/python, and here.
+    pool = Pool(PYTHONPATH=os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])))
+    yield pool
+    pool.close()
