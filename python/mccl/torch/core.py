@@ -38,7 +38,8 @@ _DEVICES = [torch.device("cpu"), torch.device("mps")]
 _WAITER_FOLLOWS = _lib.Options(sizeof(_lib.Options), 0, 0, 1.0, _lib.WAITER_FOLLOWS)
 
 # torch < 2.7 lets go of the Python half of a Work that only C++ holds, whose wait() then never ends. abort()
-# came with the fix. Without it the latest Works are kept.
+# came with the fix. Without it the latest Works are kept. The fix leaves out the Work that DDP.join with
+# divide_by_initial_world_size=False gives to the reducer: of one element, so the latest of those are kept.
 _TORCH_KEEPS_WORKS = hasattr(dist.ProcessGroup, "abort")
 _KEPT_WORKS = 4096
 
@@ -177,7 +178,7 @@ class GroupCore(_Base):
             work.run()
             return work
         work.publish()
-        if not _TORCH_KEEPS_WORKS:
+        if not _TORCH_KEEPS_WORKS or (len(outputs) == 1 and outputs[0].numel() == 1):
             self._kept.append(work)
         return work
 
