@@ -277,6 +277,11 @@ typedef enum mccl_device { MCCL_DEVICE_HOST = 0, MCCL_DEVICE_METAL = 1 } mccl_de
  * far. */
 MCCL_API mccl_result mccl_stream_create(mccl_device device, void *native, mccl_stream **stream);
 MCCL_API mccl_result mccl_stream_destroy(mccl_stream *stream);
+/* From now on a call on `stream` with a request waits for its operation itself, up to `wait_ms` (0
+ * at first), which saves a caller that has to come back now and then a second call. If the
+ * operation is done by then, the call returns its result and *request is NULL, else
+ * MCCL_IN_PROGRESS. Such calls cannot be part of a group. */
+MCCL_API mccl_result mccl_stream_set_wait(mccl_stream *stream, uint32_t wait_ms);
 /* The pointer to pass to operations on `stream` for byte `offset` of a device `buffer`; on the host
  * that is the buffer's address plus the offset. */
 MCCL_API mccl_result mccl_stream_address(mccl_stream *stream, void *buffer, size_t offset,
@@ -289,17 +294,14 @@ typedef struct mccl_options {
     int64_t timeout_ms; /* this operation's own deadline; 0: the communicator's */
     int32_t tag;   /* send and recv: matched together with the peer; >= 0; recv: MCCL_ANY_TAG too */
     double factor; /* MCCL_PREMUL_SUM: multiplies this rank's input */
-    uint32_t flags; /* MCCL_WAITER_FOLLOWS or 0 */
 } mccl_options;
 
-#define MCCL_OPTIONS_INIT                  \
-    {                                      \
-        sizeof(mccl_options), 0, 0, 1.0, 0 \
+#define MCCL_OPTIONS_INIT               \
+    {                                   \
+        sizeof(mccl_options), 0, 0, 1.0 \
     }
 #define MCCL_ANY_SOURCE (-1)
 #define MCCL_ANY_TAG (-1)
-/* The caller will wait for the request at once, so no background thread needs waking. */
-#define MCCL_WAITER_FOLLOWS 1u
 
 /* Options for the next operation that the calling thread submits, and for that one only; copied.
  * NULL: none. */

@@ -37,8 +37,8 @@ ERR_INTERNAL = 14
 UNIQUE_ID_BYTES = 512
 UNIQUE_ID_TEXT_BYTES = 1040
 CONFIG_NONBLOCKING = 1
-WAITER_FOLLOWS = 1
 ANY_SOURCE = -1
+DEVICE_HOST = 0
 
 
 class UniqueId(ctypes.Structure):
@@ -67,7 +67,6 @@ class Options(ctypes.Structure):
         ("timeout_ms", c_int64),
         ("tag", c_int32),
         ("factor", c_double),
-        ("flags", c_uint32),
     ]
 
 
@@ -127,6 +126,8 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "mccl_comm_destroy": (c_int, (c_void_p,)),
     "mccl_comm_abort": (c_int, (c_void_p,)),
     "mccl_comm_get_stats": (c_int, (c_void_p, POINTER(Stats))),
+    "mccl_stream_create": (c_int, (c_int, c_void_p, c_void_p)),
+    "mccl_stream_set_wait": (c_int, (c_void_p, c_uint32)),
     "mccl_set_options": (c_int, (c_void_p,)),
     "mccl_all_reduce": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, *_TAIL)),
     "mccl_reduce": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, *_TAIL)),

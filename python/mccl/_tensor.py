@@ -22,7 +22,7 @@ DTYPES: dict[torch.dtype, int] = {
     getattr(torch, name): code for code, name in enumerate(_DTYPE_NAMES) if hasattr(torch, name)
 }
 
-_PREMUL_SUM = 5
+PREMUL_SUM = 5
 _KINDS: Any = dist.ReduceOp.RedOpType
 OP_NAMES = "SUM PRODUCT MIN MAX AVG PREMUL_SUM BAND BOR BXOR".split()
 # By hash, which a ReduceOp shares with its kind: that is three times as fast as asking for the kind.
@@ -32,7 +32,7 @@ OPS: dict[int, int] = {hash(getattr(_KINDS, name)): code for code, name in enume
 def reduction(op: Any) -> tuple[int, float]:
     """The ``mccl_op`` and the PREMUL_SUM factor (else 1.0) of a ``dist.ReduceOp``."""
     code = OPS[hash(op)]
-    if code != _PREMUL_SUM or isinstance(op, _KINDS):
+    if code != PREMUL_SUM or isinstance(op, _KINDS):
         return code, 1.0
     return code, float(op.__getstate__()[1])  # `op.factor` exists in newer torch only
 

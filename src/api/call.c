@@ -226,17 +226,28 @@ mccl_result call_refuse(mccl_result result)
 
 mccl_result call_run(const struct call *call)
 {
+    if (group.depth > 0 && call->request && call->wait_ms > 0)
+        return call_refuse(error_set(MCCL_ERR_INVALID_USAGE,
+                                     "%s: its stream says to wait, but a group's calls begin at "
+                                     "its end; pass another stream or NULL",
+                                     op_kind_name(call->coll.kind)));
     if (group.depth > 0)
         return defer(call);
     TRY(comm_check(call->comm, op_kind_name(call->coll.kind)));
     TRY(engine_make_room(call->comm));
-    const bool attended = !call->request || (call->options.flags & MCCL_WAITER_FOLLOWS);
     mccl_request *request;
-    TRY(start(call, attended, &request));
+    TRY(start(call, !call->request || call->wait_ms > 0, &request));
     if (!call->request)
         return finish(request);
     *call->request = request;
-    return MCCL_OK;
+    if (call->wait_ms == 0)
+        return MCCL_OK;
+    const mccl_result result = mccl_request_wait(request, call->wait_ms);
+    if (result != MCCL_IN_PROGRESS) {
+        *call->request = NULL;
+        request_release(request);
+    }
+    return result;
 }
 
 /* ---- groups ---- */

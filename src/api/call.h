@@ -18,6 +18,7 @@ struct call {
     size_t bytes; /* of the caller's own buffer, for status and messages */
     mccl_options options;
     mccl_request **request; /* NULL: block */
+    uint32_t wait_ms;       /* of the stream */
 };
 
 /* The thread's options for this call; taken, so that they apply once, whatever becomes of the

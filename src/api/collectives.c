@@ -5,6 +5,7 @@
  * communicator usable.
  */
 #include "api/call.h"
+#include "api/stream.h"
 #include "reduce/reduce.h"
 
 #include <stdarg.h>
@@ -49,6 +50,8 @@ static void check_common(struct checker *check, mccl_stream *stream)
         refuse(check, "dtype is %d, which is no mccl_dtype", (int)call->coll.dtype);
     if (stream && mccl_stream_address(stream, NULL, 0, &(void *){NULL}) != MCCL_OK)
         refuse(check, "stream is not a host stream; only those exist so far");
+    else if (stream)
+        call->wait_ms = atomic_load_explicit(&stream->wait_ms, memory_order_relaxed);
 }
 
 /* "float32, float64, ...": what `op` can reduce. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Version, last error, settings and streams: calls that need no communicator. Any thread.
+ * Version, last error and settings: calls that need no communicator. Any thread.
  */
 #include "base/config.h"
 #include "base/error.h"
@@ -61,45 +61,5 @@ mccl_result mccl_setting_get(const mccl_comm *comm, const char *name, char *valu
     if (source && source_size > 0)
         snprintf(source, source_size, "%s",
                  config_source_name((enum setting_source)settings->source[index]));
-    return MCCL_OK;
-}
-
-/* ---- streams ---- */
-
-struct mccl_stream {
-    mccl_device device;
-};
-
-mccl_result mccl_stream_create(mccl_device device, void *native, mccl_stream **stream)
-{
-    if (!stream)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_stream_create: stream is NULL");
-    if (device != MCCL_DEVICE_HOST || native)
-        return error_set(MCCL_ERR_UNSUPPORTED,
-                         "mccl_stream_create: device %d with native object %p; only "
-                         "MCCL_DEVICE_HOST with NULL exists in this version",
-                         (int)device, native);
-    mccl_stream *made = calloc(1, sizeof *made);
-    if (!made)
-        return error_set(MCCL_ERR_NO_MEMORY, "mccl_stream_create: no memory");
-    made->device = device;
-    *stream = made;
-    return MCCL_OK;
-}
-
-mccl_result mccl_stream_destroy(mccl_stream *stream)
-{
-    free(stream);
-    return MCCL_OK;
-}
-
-mccl_result mccl_stream_address(mccl_stream *stream, void *buffer, size_t offset, void **address)
-{
-    if (!address)
-        return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_stream_address: address is NULL");
-    if (stream && stream->device != MCCL_DEVICE_HOST)
-        return error_set(MCCL_ERR_UNSUPPORTED, "mccl_stream_address: device %d",
-                         (int)stream->device);
-    *address = (unsigned char *)buffer + offset;
     return MCCL_OK;
 }

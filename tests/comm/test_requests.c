@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests and what belongs to them: waiting in any order, testing, freeing early, outliving the
- * communicator, completion queues, groups of calls, and an operation's own time-out.
+ * Requests and what belongs to them: waiting in any order, testing, waiting inside the call,
+ * freeing early, outliving the communicator, completion queues, groups of calls, an operation's own
+ * time-out.
  */
 /* limit: 90 s */
 #include "support/check.h"
@@ -203,6 +204,42 @@ static void group_error(struct rank *self, mccl_comm *comm)
     free(data);
 }
 
+static mccl_result sum_on(mccl_stream *stream, int32_t *data, mccl_comm *comm,
+                          mccl_request **request)
+{
+    return mccl_all_reduce(data, data, COUNT, MCCL_INT32, MCCL_SUM, comm, stream, request);
+}
+
+static void waits_in_the_call(struct rank *self, mccl_comm *comm)
+{
+    int32_t *data = numbers(self, 21);
+    mccl_request *request = NULL;
+    mccl_stream *stream;
+    CHECK_OK(mccl_stream_create(MCCL_DEVICE_HOST, NULL, &stream));
+    CHECK_OK(mccl_barrier(comm, NULL, NULL));
+    if (self->rank == 0 && self->n > 1) {
+        CHECK_OK(mccl_stream_set_wait(stream, 20));
+        CHECK_RESULT(sum_on(stream, data, comm, &request), MCCL_IN_PROGRESS); /* others sleep */
+        CHECK(request != NULL);
+        CHECK_OK(mccl_request_wait(request, -1));
+        CHECK_OK(mccl_request_free(request));
+    } else {
+        sleep_ms(300);
+        CHECK_OK(mccl_stream_set_wait(stream, 20000));
+        request = (mccl_request *)self; /* overwritten */
+        CHECK_OK(sum_on(stream, data, comm, &request));
+        CHECK(request == NULL);
+    }
+    check_sum(self, data, 21);
+    CHECK_OK(mccl_group_start());
+    CHECK_RESULT(mccl_barrier(comm, stream, &request), MCCL_ERR_INVALID_USAGE);
+    CHECK_RESULT(mccl_group_end(), MCCL_ERR_INVALID_USAGE);
+    CHECK_HAS(mccl_last_error(), "stream says to wait");
+    CHECK_RESULT(mccl_stream_set_wait(NULL, 1), MCCL_ERR_INVALID_ARGUMENT);
+    CHECK_OK(mccl_stream_destroy(stream));
+    free(data);
+}
+
 static void outlives_communicator(struct rank *self)
 {
     mccl_comm *comm = rank_connect_with(self, NULL, 20000);
@@ -305,6 +342,7 @@ static void rank_main(struct rank *self)
     completion_queue(self, comm);
     groups(self, comm, other);
     group_error(self, comm);
+    waits_in_the_call(self, comm);
     CHECK_OK(mccl_barrier(comm, NULL, NULL));
     CHECK_OK(mccl_comm_destroy(other));
     CHECK_OK(mccl_comm_destroy(comm));

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections import deque
 from collections.abc import Sequence
-from ctypes import byref, sizeof
+from ctypes import byref, c_void_p, sizeof
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from mccl._comm import Communicator
 from mccl._options import MCCLOptions
 from mccl._tensor import Operands
 from mccl.torch.completer import Request
-from mccl.torch.work import WorkMCCL, milliseconds
+from mccl.torch.work import WAIT_SLICE_MS, WorkMCCL, copy_back, milliseconds
 
 if TYPE_CHECKING:
 
@@ -35,13 +36,23 @@ else:
     _Base = dist.ProcessGroup
 
 _DEVICES = [torch.device("cpu"), torch.device("mps")]
-_WAITER_FOLLOWS = _lib.Options(sizeof(_lib.Options), 0, 0, 1.0, _lib.WAITER_FOLLOWS)
+FINISHED = WorkMCCL.make_finished()  # of all calls with asyncOp=False: done when they return
 
 # torch < 2.7 lets go of the Python half of a Work that only C++ holds, whose wait() then never ends. abort()
 # came with the fix. Without it the latest Works are kept. The fix leaves out the Work that DDP.join with
 # divide_by_initial_world_size=False gives to the reducer: of one element, so the latest of those are kept.
 _TORCH_KEEPS_WORKS = hasattr(dist.ProcessGroup, "abort")
 _KEPT_WORKS = 4096
+
+
+@functools.lru_cache(maxsize=1)
+def _waiting_stream() -> int:
+    """On which the calls themselves wait, a slice at a time."""
+    stream = c_void_p()
+    _errors.check(_lib.lib().mccl_stream_create(_lib.DEVICE_HOST, None, byref(stream)))
+    _errors.check(_lib.lib().mccl_stream_set_wait(stream, WAIT_SLICE_MS))
+    assert stream.value is not None
+    return stream.value
 
 
 class _Batch:
@@ -105,6 +116,7 @@ class GroupCore(_Base):
         self._comm = comm
         self._lib = _lib.lib()
         self._free = self._lib.mccl_request_free
+        self._waiting_stream = _waiting_stream()
         self.timeout = timeout
         self.global_ranks = global_ranks
         self._store = store
@@ -136,10 +148,11 @@ class GroupCore(_Base):
         `arguments` are those before the communicator, `outputs` what the Work's future gives.
         """
         options = self._options(opts, timeout, factor, tag)
+        waits = not getattr(opts, "asyncOp", True)
         if profiler._is_profiler_enabled:
             with profiler.record_function(f"mccl:{buffers.name}"):
-                return self._submit(buffers, function, arguments, outputs, options)
-        return self._submit(buffers, function, arguments, outputs, options)
+                return self._submit(buffers, function, arguments, outputs, options, waits)
+        return self._submit(buffers, function, arguments, outputs, options, waits)
 
     def _submit(
         self,
@@ -148,6 +161,7 @@ class GroupCore(_Base):
         arguments: tuple[Any, ...],
         outputs: list[torch.Tensor],
         options: _lib.Options | None,
+        waits: bool,
     ) -> WorkMCCL:
         comm = self._comm
         handle = comm.handle
@@ -163,6 +177,9 @@ class GroupCore(_Base):
         if comm.pending:
             comm.sweep(2)
             comm.make_room()
+        if waits:
+            self._run(function, arguments, options, buffers.keep, buffers.copies)
+            return FINISHED
         work = WorkMCCL.make(comm, self._lib, outputs)
         request = Request(self._free)
         try:
@@ -174,13 +191,43 @@ class GroupCore(_Base):
             self._lib.mccl_set_options(None)  # or the next operation would get them
             self._settle(work, (request,))
             raise
-        if options is not None and options.flags & _lib.WAITER_FOLLOWS:
-            work.run()
-            return work
         work.publish()
         if not _TORCH_KEEPS_WORKS or (len(outputs) == 1 and outputs[0].numel() == 1):
             self._kept.append(work)
         return work
+
+    def _run(
+        self,
+        function: Any,
+        arguments: tuple[Any, ...],
+        options: _lib.Options | None,
+        keep: Sequence[torch.Tensor],
+        copies: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        """Submits one operation and waits for it, in one call of the library if that is enough."""
+        library, slot, handle = self._lib, c_void_p(), self._comm.handle
+        try:
+            if options is not None:
+                _errors.check(library.mccl_set_options(byref(options)))
+            code = function(*arguments, handle, self._waiting_stream, byref(slot))
+            while code == _lib.IN_PROGRESS:  # back here once per slice, so that Ctrl-C is seen
+                code = library.mccl_request_wait(slot, WAIT_SLICE_MS)
+        except BaseException:
+            library.mccl_set_options(None)  # or the next operation would get them
+            if slot.value:
+                request = Request(self._free)
+                request.slot = slot
+                work = WorkMCCL.make(self._comm, library, [])
+                work.prepare((request,), keep, list(copies))
+                work.publish()  # it goes on and needs its buffers
+            raise
+        error = _errors.last_error(code) if code else None
+        if slot.value:
+            self._free(slot)
+        if error is None and copies and (failure := copy_back(copies)) is not None:
+            error = _errors.error_from(*failure)
+        if error is not None:
+            raise error
 
     def _call(
         self,
@@ -228,10 +275,9 @@ class GroupCore(_Base):
         if self._extra_ms:
             timeout_ms = (timeout_ms or milliseconds(self.timeout)) + self._extra_ms
             self._extra_ms = 0
-        flags = 0 if getattr(opts, "asyncOp", True) else _lib.WAITER_FOLLOWS
         if timeout_ms or tag or factor != 1.0:
-            return _lib.Options(sizeof(_lib.Options), timeout_ms, tag, factor, flags)
-        return _WAITER_FOLLOWS if flags else None
+            return _lib.Options(sizeof(_lib.Options), timeout_ms, tag, factor)
+        return None
 
     def _start_coalescing(self, device: torch.device | None = None) -> None:
         """Operations of this thread are collected until _end_coalescing."""

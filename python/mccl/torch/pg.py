@@ -19,14 +19,25 @@ from typing import Any, Union
 
 import torch
 import torch.distributed as dist
+from torch.autograd import profiler
 from torch.distributed.constants import default_pg_timeout
 
 from mccl import _errors, _lib
 from mccl._config import settings_text
 from mccl._options import MCCLOptions
-from mccl._tensor import Operands, check_disjoint, counts, dtype_code, pointers, reduction
+from mccl._tensor import (
+    DTYPES,
+    OPS,
+    PREMUL_SUM,
+    Operands,
+    check_disjoint,
+    counts,
+    dtype_code,
+    pointers,
+    reduction,
+)
 from mccl.torch import rendezvous, sparse
-from mccl.torch.core import GroupCore
+from mccl.torch.core import FINISHED, GroupCore
 from mccl.torch.members import Members
 from mccl.torch.monitored import monitored_barrier
 from mccl.torch.work import WorkMCCL, milliseconds
@@ -38,6 +49,9 @@ Tensors = Union[Tensor, Sequence[Tensor]]
 TensorLists = Union[Sequence[Tensor], Sequence[Sequence[Tensor]]]
 
 _LARGEST_TAG = 2**31 - 1
+_PLAIN_CLASSES = (Tensor, torch.nn.Parameter)
+_REAL_DTYPES = {dtype: code for dtype, code in DTYPES.items() if not dtype.is_complex}
+_AllreduceOptions = dist.AllreduceOptions
 
 
 class ProcessGroupMCCL(GroupCore):
@@ -54,6 +68,8 @@ class ProcessGroupMCCL(GroupCore):
         ``allreduce(tensor, ReduceOp.MAX)``.
         """
         tensor = _one(tensors, "all_reduce")
+        if opts.__class__ is _AllreduceOptions and self._allreduce_now(tensor, opts):
+            return FINISHED
         if isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo:
             return self._allreduce_sparse(tensor, opts, op, timeout)
         dtype = dtype_code(tensor, "all_reduce")
@@ -64,6 +80,45 @@ class ProcessGroupMCCL(GroupCore):
         return self._launch(
             buffers, self._lib.mccl_all_reduce, arguments, [tensor], opts, timeout=timeout, factor=factor
         )
+
+    def _allreduce_now(self, tensor: Tensor, opts: Any) -> bool:
+        """The short way for a plain dense tensor that the caller waits for: what a small one costs is time in
+        Python, so nothing is called here that need not be. False if it is not so simple; nothing has
+        happened then.
+        """
+        if (
+            getattr(opts, "asyncOp", True)
+            or opts.timeout.days >= 0  # unset is negative
+            or self._comm.pending
+            or self._batches
+            or self._timeout_ms
+            or self._extra_ms
+            or profiler._is_profiler_enabled
+            or not self._sequence
+            or tensor.__class__ not in _PLAIN_CLASSES
+            or not tensor.is_cpu
+            or tensor.layout is not torch.strided
+            or tensor.is_nested
+            or not tensor.is_contiguous()
+            or tensor.is_neg()
+        ):
+            return False
+        kind, dtype = OPS[hash(opts.reduceOp)], _REAL_DTYPES.get(tensor.dtype)
+        try:
+            pointer = tensor.data_ptr()
+        except RuntimeError:  # inside torch.vmap and the like
+            return False
+        if kind == PREMUL_SUM or dtype is None or not pointer:
+            return False
+        self._sequence += 1
+        self._run(
+            self._lib.mccl_all_reduce,
+            (pointer, pointer, tensor.numel(), dtype, kind),
+            None,
+            (tensor,),
+            (),
+        )
+        return True
 
     def _allreduce_sparse(self, tensor: Tensor, opts: Any, op: Any, timeout: timedelta | None) -> WorkMCCL:
         if threading.get_ident() in self._batches:

@@ -60,6 +60,15 @@ class WorkMCCL(Work):
         work._lock = threading.Lock()
         return work
 
+    @classmethod
+    def make_finished(cls) -> WorkMCCL:
+        """Of an operation that was waited for already, without outputs."""
+        work = cls()
+        work._outputs = []
+        work._lock = threading.Lock()
+        work._done = True
+        return work
+
     # -- submitting: prepare, call the library, then published or dropped, also after an exception ---------
 
     def prepare(
@@ -88,15 +97,6 @@ class WorkMCCL(Work):
             watched = self._future is not None
         if watched:
             completer().add(self)
-
-    def run(self) -> None:
-        """publish() and the wait that follows it anyway. An error is raised by wait(), as always."""
-        requests = self._requests = self._submitting
-        slot = requests[0].slot
-        wait = self._lib.mccl_request_wait
-        while (code := wait(slot, WAIT_SLICE_MS)) == _lib.IN_PROGRESS:
-            pass
-        self._finish((code, str(last_error(code))) if code else None)
 
     # -- waiting ------------------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class WorkMCCL(Work):
             if self._done:
                 return
             if failure is None and self._copies:
-                failure = _copy_back(self._copies)
+                failure = copy_back(self._copies)
             self._failure = failure
             self._keep = None
             self._copies = ()
@@ -298,7 +298,7 @@ class WorkFuture(Future[Any]):
         return super().wait()
 
 
-def _copy_back(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[int, str] | None:
+def copy_back(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[int, str] | None:
     """From the dense copies to the outputs. Returns what went wrong: this may be a thread that must go on."""
     for output, staged in copies:
         try:
