@@ -12,6 +12,8 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "python"))
 
+from zygote import Zygote  # noqa: E402
+
 from ranks import Pool  # noqa: E402
 
 
@@ -21,3 +23,10 @@ def pool() -> Iterator[Pool]:
     pool = Pool(PYTHONPATH=os.pathsep.join(paths))
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
