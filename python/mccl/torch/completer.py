@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int, c_uint64, c_void_p
-from typing import Protocol
+from typing import Any, Protocol
 
 from mccl import _comm, _lib
 from mccl._errors import check
@@ -33,8 +33,9 @@ class Request:
         self._generation = _comm.generation
         self.slot = c_void_p()
 
-    def __del__(self) -> None:
-        if self.slot.value and self._generation == _comm.generation:
+    def __del__(self, comm: Any = _comm) -> None:
+        # At the interpreter's end the globals of modules, this one's included, may already be None.
+        if self.slot.value and self._generation == comm.generation:
             self._free(self.slot)
 
 
