@@ -18,12 +18,13 @@ import torch.distributed as dist
 from zygote import End, Zygote, leaving
 
 import mccl
+from mccl.torch import completer
 from patterns import assert_same, reduced, tensor
 from ranks import Pool
 
 F32 = torch.float32
-# A hang would last as long as the time-out of an operation, 30 s here. Operations in flight get 0.5 s, unloading
-# torch takes seconds on a busy machine.
+# A hang would last as long as the time-out of an operation, 30 s here. Operations in flight get 0.5 s, and
+# unloading torch takes seconds on a busy machine.
 EXIT_S = 10.0
 
 
@@ -133,6 +134,20 @@ def test_fr_113_exit_code_without_destroy(zygote: Zygote, way: str, state: str) 
         assert "Fatal" not in end.output and "terminate" not in end.output, end.output
         assert "mccl:" not in end.output, end.output
         assert end.output.count("Traceback") == (way in ("exception", "SIGINT")), end.output
+
+
+def test_fr_113_a_request_may_outlive_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's end sets the globals of modules to None, in an order that varies."""
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    freed: list[Any] = []
+    request = completer.Request(freed.append)
+    request.slot.value = 1
+    for name, value in list(vars(completer).items()):
+        if not name.startswith("__") and value is not completer.Request:
+            monkeypatch.setattr(completer, name, None)
+    del request
+    assert not unraisable and len(freed) == 1, (unraisable, freed)
 
 
 MIDDLE: dict[str, Callable[[int, int], Any]] = {
