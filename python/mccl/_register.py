@@ -33,6 +33,10 @@ def register() -> None:
             "packages of that name are installed or imported; uninstall one of them (`pip list` shows both)."
         )
     dist.Backend.register_backend(NAME, create_process_group, extended_api=True, devices=["cpu", "mps"])
+    # torch 2.15 hooks its flight recorder into the C++ part of every group whose backend is not in this set.
+    # For a group that is written in Python this raises, and the hook would see no operation of it.
+    not_hooked: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+    not_hooked.add(NAME)
 
 
 def register_or_warn() -> None:
