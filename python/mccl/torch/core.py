@@ -70,7 +70,7 @@ class BackendView:
 
     supports_splitting = False
     supports_coalescing = False
-    supports_time_estimate = False
+    supports_time_estimate = _supports_time_estimate = False
     supports_shrinking = False
     supports_reconfigure = False
 
@@ -110,6 +110,11 @@ class BackendView:
 
 class GroupCore(_Base):
     """One rank's view of a group, without operations."""
+
+    # The base class asks the backends registered in it, of which there are none.
+    supports_reconfigure = False
+    supports_window = False
+    supports_abort_hooks = False
 
     def __init__(self, comm: Communicator, timeout: timedelta, global_ranks: list[int], store: Store) -> None:
         super().__init__(comm.rank, comm.size)
