@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
+from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
 from mccl import _errors, _lib
@@ -155,7 +156,8 @@ class GroupCore(_Base):
         options = self._options(opts, timeout, factor, tag)
         waits = not getattr(opts, "asyncOp", True)
         if profiler._is_profiler_enabled:
-            with profiler.record_function(f"mccl:{buffers.name}"):
+            # What is read and written comes with it: record_shapes=True then shows sizes and dtypes.
+            with _RecordFunctionFast(f"mccl:{buffers.name}", buffers.keep):
                 return self._submit(buffers, function, arguments, outputs, options, waits)
         return self._submit(buffers, function, arguments, outputs, options, waits)
 

@@ -36,7 +36,7 @@ from mccl._tensor import (
     pointers,
     reduction,
 )
-from mccl.torch import rendezvous, sparse
+from mccl.torch import functional, rendezvous, sparse
 from mccl.torch.core import FINISHED, GroupCore
 from mccl.torch.members import Members
 from mccl.torch.monitored import monitored_barrier
@@ -629,6 +629,7 @@ def create_process_group(opts: Any, pg_options: Any = None) -> ProcessGroupMCCL:
     ranks = options.global_ranks_in_group or list(opts.global_ranks_in_group) or list(range(size))
     group = ProcessGroupMCCL(comm, timeout, ranks, opts.store)
     group.bound_device_id = getattr(getattr(opts, "process_group", None), "bound_device_id", None)
+    functional.register_kernels()
     return group
 
 
