@@ -120,7 +120,7 @@ def check_p2p(rank: int, n: int) -> None:
         wait(result)
     assert_same(buffers[1], tensor(left, COUNT, F32, salt=1), "from the left")
     assert_same(buffers[3], tensor(right, 7, F32), "from the right")
-    with pytest.raises(ValueError, match="'bcast'.*expected 'isend' or 'irecv'"):
+    with pytest.raises(ValueError, match=r"'bcast'.*expected 'isend' or 'irecv'"):
         OPS.batch_p2p_ops(["bcast"], [right], [0], [torch.ones(1)], group)
 
 
