@@ -32,7 +32,7 @@ export MPLCONFIGDIR := $(CURDIR)/build/matplotlib
 .PHONY: help
 help: ## This list
 	@echo 'make TARGET [PYTHON=python3] [VENV=.venv] [TORCH=torch==X] [PREFIX=/usr/local]'
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # ---- for everybody ----
 
@@ -97,6 +97,21 @@ test-net: $(venv)/.mccl $(venv)/.dev ## Two hosts played by network namespaces (
 	    set -x; $(py) -m pytest tests/net -q; \
 	fi
 
+.PHONY: test-torch
+test-torch: $(venv)/.mccl $(venv)/.dev ## torch's own backend tests, then DDP, FSDP, DTensor, compile ... against gloo
+	$(py) tests/torch/dist_suite.py -n 3
+	$(py) tests/torch/dist_suite.py -n 4 --rest
+	$(py) tests/torch/dist_suite.py -n 8 --rest
+	$(py) -m pytest tests/torch -q
+
+.PHONY: test-reports
+test-reports: $(venv)/.mccl $(venv)/.dev ## Faults that users of such libraries have met, one test each (10 GiB of memory)
+	$(py) -m pytest tests/reports -q
+
+.PHONY: test-frameworks
+test-frameworks: $(venv)/.mccl $(venv)/.frameworks ## Accelerate, Lightning, Trainer, Ray, mpirun ... on 2 processes (needs mpirun)
+	$(py) -m pytest tests/frameworks -q
+
 .PHONY: macos
 macos: $(venv)/.cross ## Cross-build libmccl.dylib for Apple Silicon and check what it imports
 	PYTHON=$(py) scripts/macos_build.sh
@@ -142,6 +157,10 @@ $(venv)/.demo: $(venv)/.torch
 
 $(venv)/.bench: $(venv)/.torch
 	$(pip) rich matplotlib
+	@touch $@
+
+$(venv)/.frameworks: requirements-frameworks.txt $(venv)/.torch
+	$(pip) -r requirements-frameworks.txt
 	@touch $@
 
 $(venv)/.dev: requirements-dev.txt $(venv)/.created
