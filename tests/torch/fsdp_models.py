@@ -77,6 +77,10 @@ def plain(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def whole(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """A collective call for DTensors."""
-    return tensor.full_tensor().detach().clone() if isinstance(tensor, DTensor) else tensor
+def whole(value: Any) -> Any:
+    """A copy in which sharded tensors are gathered: collective, so in the same order on all ranks."""
+    if isinstance(value, dict):
+        return {key: whole(item) for key, item in value.items()}
+    if isinstance(value, DTensor):
+        value = value.full_tensor()
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
