@@ -123,6 +123,9 @@ def check_special_scattered(rank: int, n: int) -> None:
                 dist.reduce_scatter_tensor(got, data, op)
                 assert int(got.view(BITS[dtype])[0]) == CANONICAL_NAN[dtype], (dtype, holder, op, got)
                 assert not got[1:].isnan().any()
+                everywhere = data.clone()
+                dist.all_reduce(everywhere, op)
+                assert int(everywhere.view(BITS[dtype])[0]) == CANONICAL_NAN[dtype], (dtype, holder, op)
                 dist.reduce(data, holder, op)
                 if rank == holder:
                     assert data.isnan().tolist() == [True, False, False] * n

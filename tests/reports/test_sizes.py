@@ -111,9 +111,9 @@ def check_rounds(rank: int, n: int, rounds: int, shrink: int) -> int:
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_fr_033_thousands_of_rounds_back_to_back(pool: Pool, n: int) -> None:
-    """5000 rounds: a few with the report's shapes, the others with a 256th of them, for time's sake."""
-    pool.run(n, check_rounds, 60, 1, timeout=120)
-    pool.run(n, check_rounds, 4940, 256, timeout=120)
+    """5000 rounds: a few with the report's shapes, the others with a 512th of them, for time's sake."""
+    pool.run(n, check_rounds, 25, 1, timeout=120)
+    pool.run(n, check_rounds, 4975, 512, timeout=120)
 
 
 @pytest.mark.slow
