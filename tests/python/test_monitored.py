@@ -1,4 +1,4 @@
-"""monitored_barrier: who is missing, what others are told, and that group and barrier go on afterwards."""
+"""monitored_barrier: who is missing, what the others are told, and that the group goes on afterwards."""
 
 from __future__ import annotations
 

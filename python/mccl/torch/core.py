@@ -20,7 +20,7 @@ from torch.autograd import profiler
 from mccl import _errors, _lib
 from mccl._comm import Communicator
 from mccl._options import MCCLOptions
-from mccl._tensor import Operands
+from mccl._tensor import Operands, check_disjoint, dtype_code
 from mccl.torch.completer import Request
 from mccl.torch.work import WAIT_SLICE_MS, WorkMCCL, copy_back, milliseconds
 
@@ -325,11 +325,24 @@ class GroupCore(_Base):
     start_coalescing = _start_coalescing
     end_coalescing = _end_coalescing
 
-    def _together(self, operation: Any, rows: Sequence[tuple[Any, ...]], opts: Any) -> WorkMCCL:
-        """`operation` for each row of arguments, as one batch (or as part of the open one)."""
+    def _together(
+        self,
+        operation: Any,
+        rows: Sequence[tuple[Any, ...]],
+        opts: Any,
+        name: str,
+        outputs: Sequence[torch.Tensor],
+    ) -> WorkMCCL:
+        """`operation` for each row of arguments, as one batch (or as part of the open one).
+
+        `outputs` of the different rows may not overlap.
+        """
         me = threading.get_ident()
         inside = me in self._batches
         try:
+            for output in outputs:
+                dtype_code(output, name)
+            check_disjoint(outputs, name)
             if not inside:
                 self._start_coalescing()
             for row in rows:

@@ -131,8 +131,8 @@ class ProcessGroupMCCL(GroupCore):
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> WorkMCCL:
         """allreduce of each tensor, submitted together."""
-        _check_outputs(tensors, "all_reduce_coalesced")
-        return self._together(self.allreduce, [(tensor,) for tensor in tensors], opts)
+        rows = [(tensor,) for tensor in tensors]
+        return self._together(self.allreduce, rows, opts, "all_reduce_coalesced", tensors)
 
     def reduce(
         self,
@@ -222,8 +222,9 @@ class ProcessGroupMCCL(GroupCore):
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> WorkMCCL:
         """reduce_scatter_single of each pair, submitted together."""
-        _check_outputs(outputs, "reduce_scatter_tensor_coalesced")
-        return self._together(self._reduce_scatter_base, list(zip(outputs, inputs)), opts)
+        rows = list(zip(outputs, inputs))
+        name = "reduce_scatter_tensor_coalesced"
+        return self._together(self._reduce_scatter_base, rows, opts, name, outputs)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
@@ -258,9 +259,8 @@ class ProcessGroupMCCL(GroupCore):
                 f"{len(inputs)} tensors (one per input), got {[len(row) for row in output_lists]}"
             )
         columns = [[row[i] for row in output_lists] for i in range(len(inputs))]
-        return self._together(
-            self.allgather, [([column], [tensor]) for column, tensor in zip(columns, inputs)], opts
-        )
+        rows = [([column], [tensor]) for column, tensor in zip(columns, inputs)]
+        return self._together(self.allgather, rows, opts, "all_gather_coalesced", [])
 
     def _allgather_base(self, output: Tensor, input: Tensor, opts: Any = None) -> WorkMCCL:
         """Block r of `output`, which holds size() times the elements of `input`, becomes rank r's input."""
@@ -278,8 +278,8 @@ class ProcessGroupMCCL(GroupCore):
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> WorkMCCL:
         """all_gather_single of each pair, submitted together."""
-        _check_outputs(outputs, "all_gather_into_tensor_coalesced")
-        return self._together(self._allgather_base, list(zip(outputs, inputs)), opts)
+        rows = list(zip(outputs, inputs))
+        return self._together(self._allgather_base, rows, opts, "all_gather_into_tensor_coalesced", outputs)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
@@ -583,13 +583,6 @@ def _reduce_op(opts: Any, op: Any) -> Any:
 def _check_same_dtype(expected: int, found: int, tensor: Tensor, other: Tensor, name: str) -> None:
     if expected != found:
         raise TypeError(f"mccl {name}: all tensors must have one dtype, got {tensor.dtype} and {other.dtype}")
-
-
-def _check_outputs(tensors: Sequence[Tensor], name: str) -> None:
-    """Of a coalesced operation, before any of its parts is begun."""
-    for tensor in tensors:
-        dtype_code(tensor, name)
-    check_disjoint(tensors, name)
 
 
 def create_process_group(opts: Any, pg_options: Any = None) -> ProcessGroupMCCL:

@@ -32,21 +32,24 @@ def all_reduce(group: ProcessGroupMCCL, tensor: torch.Tensor, op: int, timeout: 
     """
     tensor = _complex_behind(tensor)
     _check(tensor, op)
-    with torch.no_grad():
-        mine = tensor.coalesce()
-    try:
-        heads = [head.tolist() for head in _gather(group, _head(mine, op), None, timeout)]
-    except BaseException:
-        group.abort()  # else the others, who go on, would wait for this rank until their time-out
-        raise
-    _check_agreement(group, heads)  # all ranks see the same: nobody goes on
-    try:
-        total = _total(group, mine, [head[0] for head in heads], timeout)
-    except BaseException:
-        group.abort()
-        raise
     with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
-        tensor.copy_(total / group.size() if op == _AVG else total)
+        mine = tensor.coalesce()
+        try:
+            heads = [head.tolist() for head in _gather(group, _head(mine, op), None, timeout)]
+        except BaseException:
+            group.abort()  # else the others, who go on, would wait for this rank until their time-out
+            raise
+        _check_agreement(group, heads)  # all ranks see the same: nobody goes on
+        try:
+            total = _total(group, mine, [head[0] for head in heads], timeout)
+        except BaseException:
+            group.abort()
+            raise
+        if op == _AVG:
+            values = total.values()
+            # Part by part, as dense tensors are: division of complex numbers rounds otherwise.
+            (torch.view_as_real(values) if values.is_complex() else values).div_(group.size())
+        tensor.copy_(total)
 
 
 def _complex_behind(tensor: torch.Tensor) -> torch.Tensor:
