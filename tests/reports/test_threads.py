@@ -302,8 +302,10 @@ def end_from_another_thread(rank: int, n: int, how: str) -> str:
     if rank == 0:
 
         def wait() -> None:
+            # Not inside dist.all_reduce, which, to log an error, looks up the group that torch has forgotten.
+            work: Any = dist.all_reduce(torch.ones(5), group=group, async_op=True)
             with pytest.raises(mccl.MCCLError) as caught:
-                dist.all_reduce(torch.ones(5), group=group)
+                work.wait()
             text[0] = f"{type(caught.value).__name__}: {caught.value}"
 
         waiting = Threads(wait)
