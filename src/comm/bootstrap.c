@@ -285,18 +285,39 @@ static void list_missing(const struct session *session, char *text, size_t size)
         snprintf(text + used, size - used, " and %d more", n - 16);
 }
 
+/* "0 (host:pid), 2 (host:pid) and 6 more" */
+static void list_present(const struct session *session, char *text, size_t size)
+{
+    size_t used = 0;
+    int n = 0;
+    text[0] = '\0';
+    for (int rank = 0; rank < session->n_ranks; rank++) {
+        if (!session->clients[rank])
+            continue;
+        const struct wire_member *member = &session->members[rank];
+        if (n < 4 && used < size)
+            used += (size_t)snprintf(text + used, size - used, "%s%d (%.31s:%u)", n ? ", " : "",
+                                     rank, member->host_name, member->pid);
+        n++;
+    }
+    if (n > 4 && used < size)
+        snprintf(text + used, size - used, " and %d more", n - 4);
+}
+
 int64_t bootstrap_on_time(struct session *session, int64_t now_ns)
 {
     if (session->finished || session->n_present == 0)
         return INT64_MAX;
     if (now_ns < session->status_due_ns)
         return session->status_due_ns;
-    char missing[200];
+    char missing[140], present[240], text[400];
     list_missing(session, missing, sizeof missing);
-    const struct wire_frame frame = {.type = FRAME_STATUS, .length = strlen(missing)};
+    list_present(session, present, sizeof present);
+    snprintf(text, sizeof text, "%s to check in; those there are %s", missing, present);
+    const struct wire_frame frame = {.type = FRAME_STATUS, .length = strlen(text)};
     for (int rank = 0; rank < session->n_ranks; rank++)
         if (session->clients[rank])
-            conn_send_frame(session->clients[rank], &frame, missing);
+            conn_send_frame(session->clients[rank], &frame, text);
     if (session->logged_ns == 0 && now_ns - session->started_ns >= LOG_WAITING_NS) {
         session->logged_ns = now_ns;
         log_warn("%d of %d ranks have checked in; waiting for rank %s", session->n_present,
@@ -375,7 +396,7 @@ void bootstrap_on_server_frame(struct mccl_comm *comm, struct conn *conn,
     memcpy(text, payload, length);
     text[length] = '\0';
     if (frame->type == FRAME_STATUS) {
-        snprintf(comm->missing, sizeof comm->missing, "%.250s", text);
+        snprintf(comm->missing, sizeof comm->missing, "%.399s", text);
         return;
     }
     comm->bootstrap = NULL;

@@ -63,7 +63,7 @@ struct mccl_comm {
     struct peer *peers;
     struct conn *bootstrap;          /* client side of the check-in */
     bool checked_in;                 /* the other end holds our entry */
-    char missing[256];               /* ranks that had not checked in at last word */
+    char missing[400];               /* who has not checked in, who has, at last word */
     int64_t started_ns, deadline_ns; /* of the present phase of initialisation */
     int64_t waiting_logged_ns;
     int64_t heartbeat_due_ns; /* own heartbeats */

@@ -216,10 +216,10 @@ static void check_in_timed_out(struct mccl_comm *comm, double waited_s)
 {
     if (comm->checked_in) {
         comm_fail_locked(comm, false, MCCL_ERR_TIMEOUT, -1,
-                         "rank %d of group '%s' waited %.1f s for rank %s to check in; were they "
-                         "started, with the right rank and id?",
+                         "rank %d of group '%s' waited %.1f s for rank %s; were all started, with "
+                         "the right rank and id?",
                          comm->rank, comm->name, waited_s,
-                         comm->missing[0] ? comm->missing : "(unknown)");
+                         comm->missing[0] ? comm->missing : "(unknown) to check in");
         return;
     }
     char tried[300] = "not dialled";

@@ -87,7 +87,7 @@ enum wire_type {
     FRAME_P2P_DATA = 11,   /* count: byte offset of this piece */
     FRAME_P2P_CREDIT = 12, /* count: eager bytes the receiver has matched since the last one */
     FRAME_CHECK_IN = 16,   /* bootstrap links from here: payload struct wire_member */
-    FRAME_STATUS = 17,     /* payload: text naming the ranks that are missing */
+    FRAME_STATUS = 17,     /* payload: text, who is missing and who is there */
     FRAME_TABLE = 18,      /* payload: n_ranks x struct wire_member */
     FRAME_REFUSE = 19      /* kind: mccl_result; payload: text */
 };

@@ -7,6 +7,8 @@ is deleted then, and what sub-groups leave there is in members.py.
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -72,24 +74,92 @@ def _lead(store: PatientStore | None, settings: str, join: Join, roll: Roll | No
     with opening(settings):
         unique_id = _lib.new_unique_id()
     comm = join(unique_id)  # checks in before anybody can read the id
-    published = False
+    publication = None if store is None else _Publication(store, unique_id)
     try:
-        if store is not None:
-            published = True
-            store.call("publish the group's id", "set", KEY, _lib.unique_id_to_text(unique_id))
+        if publication is not None:
+            publication.publish()
         while not comm.wait_ready(WAIT_SLICE_MS):
             if roll is not None:
                 roll.look()
-    except BaseException:
+            if publication is not None:
+                publication.look()
+    except BaseException as error:
         comm.destroy()
-        if store is not None and published:
-            store.post("delete_key", KEY)
+        if publication is None:
+            raise
+        publication.withdraw()
+        if isinstance(error, MCCLError) and (explained := publication.explain(error)) is not error:
+            raise explained from error
         raise
-    if store is not None:
+    if publication is not None and (deletion := publication.withdraw()) is not None:
         # An id that stays there is recognised by those who dial it. So a store that cannot delete, or is gone
         # or stopped, is no failure of a group that is ready.
-        store.post("delete_key", KEY).wait(_FORGET_S)
+        deletion.wait(_FORGET_S)
     return comm
+
+
+class _Publication:
+    """Rank 0's id in the store, with its maker's name, and what becomes of it.
+
+    Two processes that were started as rank 0 replace each other's id. So may the next life of a job that was
+    started before this one has ended, and then it is this one that is wrong. Nobody tells which, so the older
+    one gives up, and the newer one mentions the older one if it fails.
+    """
+
+    def __init__(self, store: PatientStore, unique_id: _lib.UniqueId) -> None:
+        self._store = store
+        self._mine = f"{_lib.unique_id_to_text(unique_id)} {socket.gethostname()}:{os.getpid()}"
+        self._before = ""  # what was there
+        self._newest: Answer | None = None
+        self._look_at = time.monotonic() + _REREAD_S
+        self._is_there = False
+
+    def publish(self) -> None:
+        what = "publish the group's id"
+        self._is_there = True
+        try:
+            found = _decode(self._store.call(what, "compare_set", KEY, "", self._mine))
+        except MCCLConnectError:  # not every store can
+            found = ""
+        if found != self._mine:
+            self._before = found
+            self._store.call(what, "set", KEY, self._mine)
+
+    def look(self) -> None:
+        """MCCLMismatchError if another id has taken the place of ours. Does not wait for the store."""
+        now = time.monotonic()
+        if self._newest is None:
+            if now >= self._look_at:
+                self._look_at = now + _REREAD_S
+                self._newest = _ask(self._store, self._mine)
+        elif self._newest.is_there():
+            newest, self._newest = self._newest, None
+            if _is_replaced(newest, self._mine):
+                self._is_there = False
+                raise error_from(
+                    _lib.ERR_MISMATCH,
+                    f"mccl: {self._store.who} ({_maker(self._mine)}) waits for the others, but "
+                    f"{_maker(_decode(newest.value))} has become rank 0 of this group since: rank 0 is there "
+                    "twice. Check how RANK is set; or is this process left from an earlier start of the job?",
+                )
+
+    def explain(self, error: MCCLError) -> MCCLError:
+        """`error`, with what may be behind it."""
+        if not self._before:
+            return error
+        return error_from(
+            error.code,
+            f"{error}. When this rank ({_maker(self._mine)}) came, the store held the id of another rank 0, "
+            f"{_maker(self._before)}: if that one is running, rank 0 is there twice",
+        )
+
+    def withdraw(self) -> Answer | None:
+        """None if there is nothing to delete."""
+        return self._store.post("delete_key", KEY) if self._is_there else None
+
+
+def _maker(text: str) -> str:
+    return text.partition(" ")[2] or "an unknown process"
 
 
 def _follow(store: PatientStore, join: Join, roll: Roll | None) -> Communicator:
@@ -121,7 +191,7 @@ def _follow(store: PatientStore, join: Join, roll: Roll | None) -> Communicator:
 
 def _parse(store: PatientStore, text: str) -> _lib.UniqueId:
     try:
-        return _lib.unique_id_from_text(text)
+        return _lib.unique_id_from_text(text.partition(" ")[0])
     except MCCLError as error:
         raise error_from(
             error.code, f"mccl: {store.who} read the group's id from store key {KEY!r}: {error}"
