@@ -19,7 +19,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.utils import run_and_get_code
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -264,23 +264,3 @@ def tensor_parallel(rank: int, n: int, cache: str, backend: str) -> Any:
 @pytest.mark.parametrize("program", [fsdp2, tensor_parallel])
 def test_parallel_modules(pool: Pool, cache: str, program: Any, backend: str) -> None:
     over_both(pool, 2, program, cache, backend, timeout=120)
-
-
-def dtensors(rank: int, n: int, cache: str, backend: str) -> Any:
-    start(cache)
-    mesh = init_device_mesh("cpu", (n,))
-
-    def program(a: DTensor, b: DTensor) -> torch.Tensor:
-        moved = (a + 1).redistribute(placements=[Shard(1)])
-        return (moved @ b).redistribute(placements=[Replicate()]).to_local() + a.full_tensor().sum()
-
-    a = distribute_tensor(tensor(0, 42, F32).reshape(7, 6), mesh, [Shard(0)])
-    b = distribute_tensor(tensor(1, 18, F32).reshape(6, 3), mesh, [Shard(0)])
-    result = compiled(program, backend)(a, b)
-    torch.testing.assert_close(result, program(a, b))
-    return result
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_dtensors(pool: Pool, cache: str, backend: str) -> None:
-    over_both(pool, 2, dtensors, cache, backend, timeout=120)

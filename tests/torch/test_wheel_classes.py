@@ -1,6 +1,6 @@
 """Test classes out of torch's wheel on backend "mccl": FSDPTest, which compares FSDP with DDP.
 
-(DistributedTest._DistTestBase is run by dist_suite.py. The other classes in the wheel for FSDP, DTensor, sharded
+(DistributedTest._DistTestBase is run by dist_suite.py. The wheel's other classes for FSDP, DTensor, sharded
 tensors, state dicts and checkpoints carry no tests; DdpUnderDistAutogradTest is about RPC and is not run.)
 """
 

@@ -1,4 +1,4 @@
-"""Functional collectives (``torch.ops._c10d_functional``), which compiled programs call.
+"""What compiled programs need: functional collectives (``torch.ops._c10d_functional``), and to be let be.
 
 Most of them reach a group written in Python. Two call C++ methods that torch up to 2.13 does not forward to
 Python: the out-variant of all_gather_into_tensor, with which inductor gathers into memory that it has laid
@@ -8,8 +8,10 @@ all backends: in torch's own they lead to the same C++ methods as torch's kernel
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -20,12 +22,13 @@ _lock = threading.Lock()
 _library: Any = None  # torch.library.Library; its kernels live as long as it does
 
 
-def register_kernels() -> None:
-    """Once per process, with the first group: a process without one keeps torch's own."""
+def prepare() -> None:
+    """Once per process, with the first group: a process without one keeps torch as it is."""
     global _library
     with _lock:
         if _library is not None:
             return
+        _hide_from_dynamo()
         library: Any = torch.library.Library  # not typed
         _library = library("_c10d_functional", "IMPL")
         for function in (all_gather_into_tensor_out, batch_p2p_ops):
@@ -36,6 +39,38 @@ def register_kernels() -> None:
                 # torch's own are for all devices at once; one for this device alone would be newer than this.
                 if not torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
                     _library.impl(function.__name__, function, key)
+
+
+def _hide_from_dynamo() -> None:
+    """Inside a compiled call, torch would compile the methods that its C++ part calls, such as DDP's broadcast
+    of buffers, and fail: it cannot look into groups.
+    """
+    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+        for code in set(_codes()):
+            frames.set_code_exec_strategy(code, skip)
+    elif hasattr(frames, "skip_code"):  # older torch
+        for code in set(_codes()):
+            frames.skip_code(code)
+
+
+def _codes() -> Iterator[CodeType]:
+    """Of all functions of this package."""
+    package = __name__.partition(".")[0]
+    for module in [m for name, m in sys.modules.items() if name.partition(".")[0] == package]:
+        for value in list(vars(module).values()):
+            for member in [value, *(vars(value).values() if isinstance(value, type) else ())]:
+                function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+                if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+                    yield from _with_inner(function.__code__)
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_inner(constant)
 
 
 def all_gather_into_tensor_out(

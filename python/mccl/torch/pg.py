@@ -622,7 +622,7 @@ def create_process_group(opts: Any, pg_options: Any = None) -> ProcessGroupMCCL:
     ranks = options.global_ranks_in_group or list(opts.global_ranks_in_group) or list(range(size))
     group = ProcessGroupMCCL(comm, timeout, ranks, opts.store)
     group.bound_device_id = getattr(getattr(opts, "process_group", None), "bound_device_id", None)
-    functional.register_kernels()
+    functional.prepare()
     return group
 
 
