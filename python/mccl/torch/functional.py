@@ -42,8 +42,8 @@ def prepare() -> None:
 
 
 def _hide_from_dynamo() -> None:
-    """Inside a compiled call, torch would compile the methods that its C++ part calls, such as DDP's broadcast
-    of buffers, and fail: it cannot look into groups.
+    """Inside a compiled call, torch would compile methods that its C++ part calls, such as DDP's broadcast of
+    buffers, and fail: it cannot look into groups.
     """
     frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     if hasattr(frames, "set_code_exec_strategy"):
