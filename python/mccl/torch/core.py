@@ -37,7 +37,7 @@ else:
     _Base = dist.ProcessGroup
 
 _DEVICES = [torch.device("cpu"), torch.device("mps")]
-FINISHED = WorkMCCL.make_finished()  # of all calls with asyncOp=False: done when they return
+FINISHED = WorkMCCL.make_finished([])  # of all calls with asyncOp=False: done when they return
 
 # torch < 2.7 lets go of the Python half of a Work that only C++ holds, whose wait() then never ends. abort()
 # came with the fix. Without it the latest Works are kept. The fix leaves out the Work that DDP.join with
@@ -221,12 +221,10 @@ class GroupCore(_Base):
                 code = library.mccl_request_wait(slot, WAIT_SLICE_MS)
         except BaseException:
             library.mccl_set_options(None)  # or the next operation would get them
-            if slot.value:
-                request = Request(self._free)
-                request.slot = slot
-                work = WorkMCCL.make(self._comm, library, [])
-                work.prepare((request,), keep, list(copies))
-                work.publish()  # it goes on and needs its buffers
+            request, work = Request(self._free), WorkMCCL.make(self._comm, library, [])
+            request.slot = slot
+            work.prepare((request,), keep, list(copies))
+            self._settle(work, (request,))
             raise
         error = _errors.last_error(code) if code else None
         if slot.value:

@@ -125,9 +125,7 @@ class ProcessGroupMCCL(GroupCore):
             raise ValueError("mccl all_reduce: a sparse tensor cannot be part of a coalescing block")
         limit = timeout if timeout is not None else getattr(opts, "timeout", None)
         sparse.all_reduce(self, tensor, reduction(_reduce_op(opts, op))[0], limit)
-        work = WorkMCCL.make(self._comm, self._lib, [tensor])
-        work.publish()
-        return work
+        return WorkMCCL.make_finished([tensor])
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> WorkMCCL:
         """allreduce of each tensor, submitted together."""

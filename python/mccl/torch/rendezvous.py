@@ -110,8 +110,7 @@ class _Publication:
         self._store = store
         self._mine = f"{_lib.unique_id_to_text(unique_id)} {socket.gethostname()}:{os.getpid()}"
         self._before = ""  # what was there
-        self._newest: Answer | None = None
-        self._look_at = time.monotonic() + _REREAD_S
+        self._watch = _Watch(store, self._mine)
         self._is_there = False
 
     def publish(self) -> None:
@@ -127,21 +126,14 @@ class _Publication:
 
     def look(self) -> None:
         """MCCLMismatchError if another id has taken the place of ours. Does not wait for the store."""
-        now = time.monotonic()
-        if self._newest is None:
-            if now >= self._look_at:
-                self._look_at = now + _REREAD_S
-                self._newest = _ask(self._store, self._mine)
-        elif self._newest.is_there():
-            newest, self._newest = self._newest, None
-            if _is_replaced(newest, self._mine):
-                self._is_there = False
-                raise error_from(
-                    _lib.ERR_MISMATCH,
-                    f"mccl: {self._store.who} ({_maker(self._mine)}) waits for the others, but "
-                    f"{_maker(_decode(newest.value))} has become rank 0 of this group since: rank 0 is there "
-                    "twice. Check how RANK is set; or is this process left from an earlier start of the job?",
-                )
+        if other := self._watch.other():
+            self._is_there = False
+            raise error_from(
+                _lib.ERR_MISMATCH,
+                f"mccl: {self._store.who} ({_maker(self._mine)}) waits for the others, but {_maker(other)} "
+                "has become rank 0 of this group since: rank 0 is there twice. Check how RANK is set; or is "
+                "this process left from an earlier start of the job?",
+            )
 
     def explain(self, error: MCCLError) -> MCCLError:
         """`error`, with what may be behind it."""
@@ -200,19 +192,12 @@ def _parse(store: PatientStore, text: str) -> _lib.UniqueId:
 
 def _wait_ready(comm: Communicator, store: PatientStore, text: str, roll: Roll | None) -> bool:
     """True when connected, False when another id has taken the place of `text`."""
-    reread = time.monotonic() + _REREAD_S
-    newest: Answer | None = None  # asked for; the connection does not wait for the store
+    watch = _Watch(store, text)
     while not comm.wait_ready(WAIT_SLICE_MS):
         if roll is not None:
             roll.look()
-        now = time.monotonic()
-        if newest is not None and newest.is_there():
-            if _is_replaced(newest, text):
-                return False
-            newest = None
-        if newest is None and now >= reread:
-            reread = now + _REREAD_S
-            newest = _ask(store, text)
+        if watch.other():
+            return False
         # The library's own deadline, which began when the id was there, has the better text: let it win.
         if store.is_late(2 * WAIT_SLICE_MS / 1000):
             comm.abort()
@@ -220,6 +205,29 @@ def _wait_ready(comm: Communicator, store: PatientStore, text: str, roll: Roll |
                 _lib.ERR_TIMEOUT, f"mccl: {store.who} was not connected when the group's time-out passed"
             )
     return True
+
+
+class _Watch:
+    """Looks now and then whether another id has taken the place of `text`. Does not wait for the store."""
+
+    def __init__(self, store: PatientStore, text: str) -> None:
+        self._store = store
+        self._text = text
+        self._look_at = time.monotonic() + _REREAD_S
+        self._newest: Answer | None = None  # asked for
+
+    def other(self) -> str:
+        """That id, or ""."""
+        now = time.monotonic()
+        newest = self._newest
+        if newest is not None and newest.is_there():
+            self._newest = None
+            if _is_replaced(newest, self._text):
+                return _decode(newest.value)
+        if self._newest is None and now >= self._look_at:
+            self._look_at = now + _REREAD_S
+            self._newest = _ask(self._store, self._text)
+        return ""
 
 
 def _ask(store: PatientStore, text: str) -> Answer:

@@ -63,7 +63,7 @@ def _complex_behind(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check(tensor: torch.Tensor, op: int) -> None:
-    if tensor.layout is not torch.sparse_coo or not tensor.is_cpu:
+    if not tensor.is_cpu:
         raise TypeError(
             f"mccl all_reduce: {_plain(tensor.layout)} tensors on '{tensor.device}' are not supported; "
             "sparse tensors must be COO and on the cpu: .to_sparse_coo(), .cpu()"

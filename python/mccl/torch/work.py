@@ -61,10 +61,10 @@ class WorkMCCL(Work):
         return work
 
     @classmethod
-    def make_finished(cls) -> WorkMCCL:
-        """Of an operation that was waited for already, without outputs."""
+    def make_finished(cls, outputs: list[torch.Tensor]) -> WorkMCCL:
+        """Of an operation that was waited for already."""
         work = cls()
-        work._outputs = []
+        work._outputs = outputs
         work._lock = threading.Lock()
         work._done = True
         return work
