@@ -30,6 +30,15 @@ class RankFailed(AssertionError):
     """At least one rank raised or did not answer; the text has every rank's part."""
 
 
+def kill_session(process: subprocess.Popen[Any]) -> None:
+    """Ends a process that was started with start_new_session, and whatever it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
 class Rank:
     """One worker process."""
 
@@ -48,11 +57,7 @@ class Rank:
 
     def kill(self) -> None:
         """Ends the process and whatever it started."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.process.wait()
+        kill_session(self.process)
         self.connection.close()
 
     def errors(self) -> str:
@@ -69,6 +74,11 @@ class Pool:
         self.ranks: list[Rank] = []
         self.env = env
         self._jobs = itertools.count()
+
+    @classmethod
+    def with_modules(cls, folder: Path) -> Pool:
+        """Ranks look for a function's module in the folder of worker.py, which is tests/python, and here."""
+        return cls(PYTHONPATH=os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
 
     def run(
         self, n: int, function: Callable[..., Any], *args: Any, timeout: float = 60.0, group: bool = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +18,7 @@ from ranks import Pool  # noqa: E402
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
-    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    pool = Pool(PYTHONPATH=os.pathsep.join(paths))
+    pool = Pool.with_modules(HERE)
     yield pool
     pool.close()
 

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
+from ranks import kill_session
+
 LEAVING = "-- leaving at "
 
 
@@ -92,11 +94,7 @@ class Zygote:
 
     def close(self) -> None:
         """Ends it and whatever it forked."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self._process.wait()
+        kill_session(self._process)
 
 
 def main() -> None:

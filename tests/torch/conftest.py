@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ from ranks import Pool  # noqa: E402
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
-    # Ranks look for a test's module in the folder of worker.py, which is tests/python, and here.
-    pool = Pool(PYTHONPATH=os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])))
+    pool = Pool.with_modules(HERE)
     yield pool
     pool.close()
