@@ -8,6 +8,7 @@ Importing the package starts no thread and imports no torch; the backend registe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mccl import _lib, _register
@@ -54,6 +55,7 @@ __all__ = [
     "log_metrics",
     "monitored_barrier",
     "reset_metrics",
+    "split_group",
     "version",
 ]
 
@@ -73,14 +75,46 @@ def monitored_barrier(
     None; numbers are seconds) rank 0 raises MCCLTimeoutError that names the first rank that is missing, with
     `wait_all_ranks` all of them; the others raise too. The group can be used afterwards.
     """
+    chosen = _group(group, "monitored_barrier")
+    if chosen is not None:
+        chosen.monitored_barrier(timeout, wait_all_ranks)
+
+
+def split_group(
+    parent_pg: Any = None,
+    split_ranks: Sequence[Sequence[int]] = (),
+    timeout: timedelta | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+) -> Any:
+    """``torch.distributed.split_group`` for groups of mccl, which torch refuses without an accelerator.
+
+    All ranks of `parent_pg` (None: the default group) call it with the same `split_ranks`: lists of their
+    ranks in that group, of which no two share one. Blocks until the sub-groups are connected. Returns the one
+    with this rank in it, its ranks in ascending order, or None. `pg_options` and `group_desc` are those of
+    new_group, as is `timeout` (None: the parent's). ValueError on the ranks that pass bad lists,
+    MCCLMismatchError on all if the lists differ; the parent can be used afterwards.
+    """
+    chosen = _group(parent_pg, "split_group")
+    if chosen is None:
+        raise ValueError("mccl.split_group: this rank is not in the group that is to be split")
+    from mccl.torch import split
+
+    return split.split_group(chosen, split_ranks, timeout, pg_options, group_desc)
+
+
+def _group(group: Any, what: str) -> Any:
+    """The default group for None, None for a group that this rank is not in. TypeError if it is not ours."""
     import torch.distributed as dist
 
-    chosen: Any = dist.group.WORLD if group is None else group
+    from mccl.torch.pg import ProcessGroupMCCL
+
+    chosen: Any = dist.distributed_c10d._get_default_group() if group is None else group
     if chosen is dist.GroupMember.NON_GROUP_MEMBER:
-        return
-    if not hasattr(chosen, "monitored_barrier"):
-        raise TypeError(f"mccl.monitored_barrier: expected a group of mccl, got {type(chosen).__name__}")
-    chosen.monitored_barrier(timeout, wait_all_ranks)
+        return None
+    if not isinstance(chosen, ProcessGroupMCCL):
+        raise TypeError(f"mccl.{what}: expected a group of mccl, got {type(chosen).__name__}")
+    return chosen
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,8 @@ from typing import Any
 
 from mccl._config import Value, check_name
 
+_OF_TORCH = ("timeout", "_timeout", "group_name", "global_ranks_in_group", "is_high_priority_stream")
+
 
 class MCCLOptions:
     """Settings of one group; they win over :func:`mccl.init` and the environment.
@@ -15,12 +17,15 @@ class MCCLOptions:
 
     `timeout` limits check-in and every operation, over the one given to init_process_group. `group_name` is
     what errors and logs say, `global_ranks_in_group` the members; both default to what torch knows.
-    TypeError for a name that is neither.
+    `is_high_priority_stream` is there for code that sets it on any backend's options: nothing here runs on
+    a CUDA stream. TypeError for a name that is neither.
     """
 
+    backend = "mccl"
     timeout: timedelta | None
     group_name: str | None
     global_ranks_in_group: list[int] | None
+    is_high_priority_stream: bool
 
     def __init__(
         self,
@@ -28,12 +33,14 @@ class MCCLOptions:
         timeout: timedelta | None = None,
         group_name: str | None = None,
         global_ranks_in_group: list[int] | None = None,
+        is_high_priority_stream: bool = False,
         **settings: Value,
     ) -> None:
         object.__setattr__(self, "settings", {})
         self.timeout = timeout
         self.group_name = group_name
         self.global_ranks_in_group = global_ranks_in_group
+        self.is_high_priority_stream = is_high_priority_stream
         for name, value in settings.items():
             setattr(self, name, value)
 
@@ -44,8 +51,12 @@ class MCCLOptions:
         """torch's name for it."""
         return self.timeout
 
+    @_timeout.setter
+    def _timeout(self, value: timedelta | None) -> None:
+        self.timeout = value
+
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("timeout", "group_name", "global_ranks_in_group"):
+        if name in _OF_TORCH:
             object.__setattr__(self, name, value)
             return
         check_name(name)

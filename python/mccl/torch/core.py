@@ -133,6 +133,7 @@ class GroupCore(_Base):
         self._bound_device_id: torch.device | None = None
         self._batches: dict[int, _Batch] = {}  # open coalescing blocks, by thread
         self._sequence = 0
+        self.splits = 0  # calls of mccl.split_group with this group as the parent
         self._kept: deque[WorkMCCL] = deque(maxlen=_KEPT_WORKS)
 
     # -- submitting ---------------------------------------------------------------------------------------
@@ -265,7 +266,10 @@ class GroupCore(_Base):
 
     def _warn_if_mixed(self) -> None:
         """torch tells which backends were asked for only after the group is made."""
-        config = dist.get_backend_config(self)  # type: ignore[arg-type]
+        try:
+            config = dist.get_backend_config(self)  # type: ignore[arg-type]
+        except TypeError:  # not made by torch but inside somebody's wrapper
+            return
         others = [part for part in config.split(",") if ":" in part and not part.endswith(":mccl")]
         if others:
             warnings.warn(
