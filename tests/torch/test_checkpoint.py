@@ -100,14 +100,14 @@ def load_over_both(rank: int, n: int, store: dist.Store, folder: str, kind: str)
 
 @pytest.mark.parametrize("kind", ["fsdp2", "ddp"])
 @pytest.mark.parametrize(("n_save", "n_load"), [(2, 3), (4, 2), (3, 4), (2, 1)])
-def test_load_on_other_ranks(pool: Pool, tmp_path: Path, kind: str, n_save: int, n_load: int) -> None:
+def test_fr_140_load_on_other_ranks(pool: Pool, tmp_path: Path, kind: str, n_save: int, n_load: int) -> None:
     folder = str(tmp_path / "checkpoint")
     pool.run(n_save, save, folder, kind, "save")
     pool.run(n_load, load_over_both, folder, kind, group=False)
 
 
 @pytest.mark.parametrize("how", ["THREAD", "PROCESS"])
-def test_async_save(pool: Pool, tmp_path: Path, how: str) -> None:
+def test_fr_140_async_save(pool: Pool, tmp_path: Path, how: str) -> None:
     """What is trained meanwhile is not in it."""
     folder = str(tmp_path / "checkpoint")
     pool.run(2, save, folder, "fsdp2", how, timeout=120)

@@ -13,13 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
-from both import over_both
+from both import over_both, over_both_apart
 from torch import nn
 from torch._inductor import config as inductor_config
 from torch._inductor.utils import run_and_get_code
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -264,3 +264,26 @@ def tensor_parallel(rank: int, n: int, cache: str, backend: str) -> Any:
 @pytest.mark.parametrize("program", [fsdp2, tensor_parallel])
 def test_parallel_modules(pool: Pool, cache: str, program: Any, backend: str) -> None:
     over_both(pool, 2, program, cache, backend, timeout=120)
+
+
+def dtensors(rank: int, n: int, cache: str, backend: str) -> Any:
+    # torch finds entries of its cache by the sizes of the whole: with uneven shards it would run rank 1's
+    # code on rank 0's shard, and one backend's code for the other.
+    start(os.path.join(cache, dist.get_backend(), str(rank)))
+    mesh = init_device_mesh("cpu", (n,))
+
+    def program(a: DTensor, b: DTensor) -> torch.Tensor:
+        moved = (a + 1).redistribute(placements=[Shard(1)])
+        return (moved @ b).redistribute(placements=[Replicate()]).to_local() + a.full_tensor().sum()
+
+    a = distribute_tensor(tensor(0, 42, F32).reshape(7, 6), mesh, [Shard(0)])
+    b = distribute_tensor(tensor(1, 18, F32).reshape(6, 3), mesh, [Shard(0)])
+    result = compiled(program, backend)(a, b)
+    torch.testing.assert_close(result, program(a, b))
+    return result
+
+
+# Apart, since torch keeps the mesh of the first program in memory, and with it a group that is gone.
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_dtensors(cache: str, backend: str) -> None:
+    over_both_apart(2, dtensors, cache, backend, timeout=120)

@@ -121,14 +121,14 @@ def train(rank: int, n: int, mode: str) -> Any:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_losses_gradients_and_weights(pool: Pool, mode: str) -> None:
+def test_fr_137_losses_gradients_and_weights(pool: Pool, mode: str) -> None:
     """FR-137, and FR-004 for complex gradients."""
     over_both(pool, 2, train, mode)
 
 
 @pytest.mark.parametrize("n", [3, 4])
 @pytest.mark.parametrize("mode", ["plain", "unused here or there", "static graph, views"])
-def test_more_ranks(pool: Pool, n: int, mode: str) -> None:
+def test_fr_137_more_ranks(pool: Pool, n: int, mode: str) -> None:
     over_both(pool, n, train, mode)
 
 
@@ -322,16 +322,16 @@ ONE_MORE_TWO = [[5, 7], [7, 5], [0, 3], [3, 0]]
     [{}, {"divide_by_initial_world_size": False}, {"throw_on_early_termination": True}],
     ids=["join", "divide by those who are left", "throw"],
 )
-def test_join(pool: Pool, counts: list[int], join: dict[str, Any]) -> None:
+def test_fr_136_join(pool: Pool, counts: list[int], join: dict[str, Any]) -> None:
     over_both(pool, 2, train_uneven, counts, {}, join)
 
 
 @pytest.mark.parametrize("arguments", [{UNUSED: True}, {VIEW: True, "bucket_cap_mb": 0.0005}])
-def test_join_in_other_modes(pool: Pool, arguments: dict[str, Any]) -> None:
+def test_fr_136_join_in_other_modes(pool: Pool, arguments: dict[str, Any]) -> None:
     over_both(pool, 2, train_uneven, [2, 5], arguments, {})
 
 
-def test_join_of_four(pool: Pool) -> None:
+def test_fr_136_join_of_four(pool: Pool) -> None:
     over_both(pool, 4, train_uneven, [3, 0, 5, 1], {}, {})
 
 
@@ -357,7 +357,7 @@ def bare_uneven(rank: int, n: int, store: dist.Store) -> str:
     return error
 
 
-def test_without_join_the_end_is_bounded_and_names_the_rank(pool: Pool) -> None:
+def test_fr_136_without_join_the_end_is_bounded_and_names_the_rank(pool: Pool) -> None:
     first, second = pool.run(2, bare_uneven, group=False)
     assert first == "no error"
     assert "MCCLTimeoutError" in second
@@ -426,11 +426,11 @@ def check_half_sum(rank: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["DDP", "fp16 hook", "bf16 hook", "AVG"])
-def test_mean_of_eight_halves_is_finite(pool: Pool, how: str) -> None:
+def test_fr_011_mean_of_eight_halves_is_finite(pool: Pool, how: str) -> None:
     """FR-011"""
     pool.run(8, check_half_mean, how, timeout=120)
 
 
-def test_sum_of_eight_halves_is_infinite_everywhere(pool: Pool) -> None:
+def test_fr_011_sum_of_eight_halves_is_infinite_everywhere(pool: Pool) -> None:
     """FR-011"""
     pool.run(8, check_half_sum, timeout=120)

@@ -82,12 +82,12 @@ def redistribute(rank: int, n: int, sizes: tuple[int, ...], shape: tuple[int, in
 
 @pytest.mark.parametrize("shape", [(12, 12), (5, 7), (1, 3)])
 @pytest.mark.parametrize("n", [2, 3])
-def test_redistribute_on_a_line(pool: Pool, n: int, shape: tuple[int, int]) -> None:
+def test_fr_140_redistribute_on_a_line(pool: Pool, n: int, shape: tuple[int, int]) -> None:
     over_both(pool, n, redistribute, (n,), shape, bound=0)
 
 
 @pytest.mark.parametrize("shape", [(8, 4), (7, 5)])
-def test_redistribute_on_a_square(pool: Pool, shape: tuple[int, int]) -> None:
+def test_fr_140_redistribute_on_a_square(pool: Pool, shape: tuple[int, int]) -> None:
     over_both(pool, 4, redistribute, (2, 2), shape, bound=0, timeout=120)
 
 

@@ -142,19 +142,19 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_fully_shard(pool: Pool, variant: str) -> None:
+def test_fr_140_fully_shard(pool: Pool, variant: str) -> None:
     over_both(pool, 2, train, variant, torch.float32)
 
 
 @pytest.mark.parametrize("variant", ["plain", "stays gathered", "bf16", "adds in bf16", "accumulates"])
 @pytest.mark.parametrize("n", [3, 4])
-def test_fully_shard_of_more_ranks(pool: Pool, n: int, variant: str) -> None:
+def test_fr_140_fully_shard_of_more_ranks(pool: Pool, n: int, variant: str) -> None:
     bound = BF16_BOUND if "bf16" in variant else FP32_BOUND
     over_both(pool, n, train, variant, torch.float32, bound=bound)
 
 
 @pytest.mark.parametrize("variant", ["hsdp", "reshards to pairs"])
-def test_fully_shard_of_two_by_two(pool: Pool, variant: str) -> None:
+def test_fr_140_fully_shard_of_two_by_two(pool: Pool, variant: str) -> None:
     over_both(pool, 4, train, variant, torch.float64)
 
 
@@ -181,7 +181,7 @@ def check_alone(rank: int, n: int, variant: str) -> None:
 
 
 @pytest.mark.parametrize(("n", "variant"), [(2, "plain"), (3, "plain"), (4, "plain"), (4, "hsdp")])
-def test_fully_shard_reaches_what_one_process_does(pool: Pool, n: int, variant: str) -> None:
+def test_fr_140_fully_shard_reaches_what_one_process_does(pool: Pool, n: int, variant: str) -> None:
     pool.run(n, check_alone, variant)
 
 
@@ -287,23 +287,23 @@ STRATEGIES = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
 
 @pytest.mark.parametrize("original", [False, True], ids=["flat", "original"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_fsdp1(pool: Pool, strategy: str, original: bool) -> None:
+def test_fr_140_fsdp1(pool: Pool, strategy: str, original: bool) -> None:
     over_both(pool, 2, train_1, strategy, "", original, False)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "adds in bf16", "bf16, adds in fp32"])
-def test_fsdp1_in_mixed_precision(pool: Pool, precision: str) -> None:
+def test_fr_140_fsdp1_in_mixed_precision(pool: Pool, precision: str) -> None:
     over_both(pool, 2, train_1, "FULL_SHARD", precision, True, False)
 
 
-def test_fsdp1_accumulates(pool: Pool) -> None:
+def test_fr_140_fsdp1_accumulates(pool: Pool) -> None:
     over_both(pool, 2, train_1, "FULL_SHARD", "", True, True)
 
 
 @pytest.mark.parametrize(
     ("n", "strategy"), [(3, "FULL_SHARD"), (4, "HYBRID_SHARD"), (4, "_HYBRID_SHARD_ZERO2")]
 )
-def test_fsdp1_of_more_ranks(pool: Pool, n: int, strategy: str) -> None:
+def test_fr_140_fsdp1_of_more_ranks(pool: Pool, n: int, strategy: str) -> None:
     over_both(pool, n, train_1, strategy, "", True, False)
 
 
@@ -315,5 +315,5 @@ def check_alone_1(rank: int, n: int, strategy: str) -> None:
 
 
 @pytest.mark.parametrize(("n", "strategy"), [(3, "FULL_SHARD"), (4, "SHARD_GRAD_OP"), (4, "HYBRID_SHARD")])
-def test_fsdp1_reaches_what_one_process_does(pool: Pool, n: int, strategy: str) -> None:
+def test_fr_140_fsdp1_reaches_what_one_process_does(pool: Pool, n: int, strategy: str) -> None:
     pool.run(n, check_alone_1, strategy)

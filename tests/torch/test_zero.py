@@ -136,11 +136,11 @@ def train_uneven(rank: int, n: int, counts: list[int], stop_early: bool) -> Any:
 
 @pytest.mark.parametrize("counts", [[5, 7], [7, 5], [0, 3]])
 @pytest.mark.parametrize("stop_early", [False, True])
-def test_join(pool: Pool, counts: list[int], stop_early: bool) -> None:
+def test_fr_136_join(pool: Pool, counts: list[int], stop_early: bool) -> None:
     """FR-136"""
     over_both(pool, 2, train_uneven, counts, stop_early)
 
 
-def test_join_of_three(pool: Pool) -> None:
+def test_fr_136_join_of_three(pool: Pool) -> None:
     """FR-136"""
     over_both(pool, 3, train_uneven, [4, 0, 2], False)
