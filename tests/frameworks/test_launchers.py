@@ -5,6 +5,7 @@ The commands are those of docs/frameworks.md.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
@@ -72,7 +73,16 @@ def train(name: str, backend: str) -> list[dict[str, Any]]:
     launcher = LAUNCHERS[name]
     line = launcher.command + ("" if backend == "mccl" else f" {backend}")
     env = {"MASTER_PORT": str(free_port())} if launcher.needs_port else {}
-    return results(run(Command(line, env), timeout=TIMEOUT_S))
+
+    def once() -> list[dict[str, Any]]:
+        return results(run(Command(line, env), timeout=TIMEOUT_S))
+
+    # The reference may abort at its end: gloo's group joins its own thread if a callback was the last to hold
+    # it. What is tested has one try.
+    for _ in range(0 if backend == "mccl" else 2):
+        with contextlib.suppress(AssertionError):
+            return once()
+    return once()
 
 
 def assert_mccl_trained_as_gloo(over_mccl: list[dict[str, Any]], over_gloo: list[dict[str, Any]]) -> None:

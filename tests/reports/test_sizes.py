@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import time
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -255,3 +257,32 @@ def test_fr_029_more_than_2_to_the_31_elements(own_pool: Pool, op: str) -> None:
 def test_fr_030_messages_above_4_gib(own_pool: Pool, op: str, count: int, dtype: torch.dtype) -> None:
     need(2 * count * dtype.itemsize)
     own_pool.run(2, check_move, op, count, dtype, timeout=100)
+
+
+def run_short_of_memory(rank: int, n: int) -> None:
+    """A transposed tensor has to be packed, for which the last rank has no memory."""
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    mine = tensor(rank, 1 << 24, torch.float32).reshape(1 << 12, -1).t()
+    before = mine.clone()
+    if rank < n - 1:
+        with pytest.raises(mccl.MCCLTimeoutError, match=rf"all_reduce.*Timed out .* ranks? (\d, )*{n - 1};"):
+            dist.all_reduce(mine, group=group)
+    else:
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        with open("/proc/self/statm") as file:
+            pages = int(file.read().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (8 << 20), hard))
+        try:
+            with pytest.raises(RuntimeError, match=r"can't allocate memory: you tried to allocate 67108864"):
+                dist.all_reduce(mine, group=group)
+            assert torch.equal(mine, before)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    got = tensor(rank, 9, torch.float32)
+    dist.all_reduce(got)  # the processes live, and so does the other group
+    assert_same(got, reduced("sum", n, 9, torch.float32), "afterwards")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="the limit is set from Linux's figures")
+def test_fr_030_a_rank_short_of_memory(own_pool: Pool) -> None:
+    own_pool.run(3, run_short_of_memory)
