@@ -299,11 +299,15 @@ class GroupCore(_Base):
         batch = self._batches.pop(threading.get_ident(), None)
         if batch is None:
             raise ValueError(f"mccl: group '{self._name}': end of a coalescing block that was not started")
+        handle = self._comm.handle
+        if batch.calls:
+            with _RecordFunctionFast("mccl:coalesced"):
+                self._submit_batch(batch, handle)
+        batch.work.publish()
+        return batch.work
+
+    def _submit_batch(self, batch: _Batch, handle: int) -> None:
         comm, library, work = self._comm, self._lib, batch.work
-        handle = comm.handle
-        if not batch.calls:
-            work.publish()
-            return work
         comm.make_room()
         requests = [Request(self._free) for _ in batch.calls]
         try:
@@ -321,8 +325,6 @@ class GroupCore(_Base):
             library.mccl_group_end()
             self._settle(work, requests)
             raise
-        work.publish()
-        return work
 
     start_coalescing = _start_coalescing
     end_coalescing = _end_coalescing

@@ -19,6 +19,7 @@ from typing import Any, Union
 
 import torch
 import torch.distributed as dist
+from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 from torch.distributed.constants import default_pg_timeout
 
@@ -124,7 +125,8 @@ class ProcessGroupMCCL(GroupCore):
         if threading.get_ident() in self._batches:
             raise ValueError("mccl all_reduce: a sparse tensor cannot be part of a coalescing block")
         limit = timeout if timeout is not None else getattr(opts, "timeout", None)
-        sparse.all_reduce(self, tensor, reduction(_reduce_op(opts, op))[0], limit)
+        with _RecordFunctionFast("mccl:all_reduce", [tensor]):  # around the rows of its parts
+            sparse.all_reduce(self, tensor, reduction(_reduce_op(opts, op))[0], limit)
         return WorkMCCL.make_finished([tensor])
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> WorkMCCL:
@@ -489,7 +491,8 @@ class ProcessGroupMCCL(GroupCore):
         wanted = self.timeout if timeout is None else timeout
         seconds = wanted.total_seconds() if isinstance(wanted, timedelta) else float(wanted)
         comm = self._comm
-        monitored_barrier(self._store, comm.rank, comm.size, self.group_name, seconds, wait_all_ranks)
+        with _RecordFunctionFast("mccl:monitored_barrier"):
+            monitored_barrier(self._store, comm.rank, comm.size, self.group_name, seconds, wait_all_ranks)
 
     monitoredBarrier = monitored_barrier
 

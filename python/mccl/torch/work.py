@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Work
+from torch._C._profiler import _RecordFunctionFast
+from torch.autograd import profiler
 from torch.futures import Future
 
 from mccl import _lib
@@ -107,7 +109,11 @@ class WorkMCCL(Work):
         Inside an open coalescing block there is nothing to wait for yet: returns at once.
         """
         if not self._done and self._requests is not None:
-            self._wait(milliseconds(timeout))
+            if profiler._is_profiler_enabled:
+                with _RecordFunctionFast("mccl:wait"):
+                    self._wait(milliseconds(timeout))
+            else:
+                self._wait(milliseconds(timeout))
         self._raise_failure()
         return True
 
@@ -190,6 +196,8 @@ class WorkMCCL(Work):
             future = self._future = WorkFuture(self)
             done = self._done
             started = self._requests is not None
+        if profiler._is_profiler_enabled and not done:
+            _record_until_done(future)
         if done:
             future.set(self._outputs, self._failure)
         elif started:
@@ -296,6 +304,13 @@ class WorkFuture(Future[Any]):
                 work.wait()
         self._unset.release()  # for the next one who waits
         return super().wait()
+
+
+def _record_until_done(future: WorkFuture) -> None:
+    """A row that begins here, and ends on the thread that completes the future."""
+    ops: Any = torch.ops.profiler
+    row = ops._record_function_enter_new("mccl:future", None)
+    ops._call_end_callbacks_on_jit_fut._RecordFunction(row, future)
 
 
 def copy_back(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[int, str] | None:
