@@ -28,7 +28,7 @@ class MCCLError(RuntimeError):
         return name.decode()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return error_from, (self.code, str(self))
+        return error_from, (self.code, str(self)), self.__dict__
 
 
 class MCCLArgumentError(MCCLError, ValueError):
