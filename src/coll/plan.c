@@ -198,16 +198,23 @@ mccl_result coll_plan(const struct coll_call *call, const struct coll_env *env,
     return coll_build(call, env, coll_choose(call, env), schedule);
 }
 
-/* FNV-1a, 64 bits, over the counts as little-endian 64-bit numbers. */
-static uint64_t hash_counts(const size_t *counts, int n)
+/* The hash is FNV-1a, 64 bits, over the counts as little-endian 64-bit numbers. */
+static uint64_t sum_up_counts(const size_t *counts, int n)
 {
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (int i = 0; i < n; i++)
+    uint64_t hash = UINT64_C(0xcbf29ce484222325), total = 0;
+    bool equal = true;
+    for (int i = 0; i < n; i++) {
+        equal = equal && counts[i] == counts[0];
+        total += counts[i];
         for (int shift = 0; shift < 64; shift += 8) {
             hash ^= ((uint64_t)counts[i] >> shift) & 0xff;
             hash *= UINT64_C(0x100000001b3);
         }
-    return hash;
+    }
+    if (equal)
+        return counts[0] & ~SIGNATURE_COUNTS_DIFFER;
+    return SIGNATURE_COUNTS_DIFFER | (total & SIGNATURE_TOTAL_MASK) << SIGNATURE_HASH_BITS |
+           hash >> (64 - SIGNATURE_HASH_BITS);
 }
 
 void coll_signature(const struct coll_call *call, int n_ranks, struct signature *signature)
@@ -228,10 +235,10 @@ void coll_signature(const struct coll_call *call, int n_ranks, struct signature 
         break;
     case OP_REDUCE_SCATTER_V:
         signature->reduce_op = (uint8_t)call->op;
-        signature->count = hash_counts(call->send_counts, n_ranks);
+        signature->count = sum_up_counts(call->send_counts, n_ranks);
         break;
     case OP_ALL_GATHER_V:
-        signature->count = hash_counts(call->recv_counts, n_ranks);
+        signature->count = sum_up_counts(call->recv_counts, n_ranks);
         break;
     case OP_GATHER_V:
     case OP_SCATTER_V:

@@ -33,7 +33,12 @@ static void format_count(const struct signature *signature, char *text, size_t s
     switch (signature->kind) {
     case OP_ALL_GATHER_V:
     case OP_REDUCE_SCATTER_V:
-        snprintf(text, size, "counts=#%016" PRIx64 ", ", signature->count);
+        if (signature->count & SIGNATURE_COUNTS_DIFFER)
+            snprintf(text, size, "counts=%" PRIu64 " in all #%06" PRIx64 ", ",
+                     signature->count >> SIGNATURE_HASH_BITS & SIGNATURE_TOTAL_MASK,
+                     signature->count & ((UINT64_C(1) << SIGNATURE_HASH_BITS) - 1));
+        else
+            snprintf(text, size, "counts=%" PRIu64 " each, ", signature->count);
         return;
     case OP_GATHER_V:
     case OP_SCATTER_V:

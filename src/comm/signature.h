@@ -39,14 +39,19 @@ enum op_kind {
 #define SIGNATURE_NO_OP 0xff     /* reduce_op of kinds that do not reduce */
 #define SIGNATURE_NO_ROOT 0xffff /* root of kinds that have none */
 
+/* What one number says of the counts of ALL_GATHER_V and REDUCE_SCATTER_V, which all ranks must
+ * share: with this bit their total and a hash, without it the count that all of them are. */
+#define SIGNATURE_COUNTS_DIFFER (UINT64_C(1) << 63)
+#define SIGNATURE_HASH_BITS 24 /* the lowest ones */
+#define SIGNATURE_TOTAL_MASK ((UINT64_C(1) << 39) - 1)
+
 struct signature {
     uint8_t kind;      /* enum op_kind */
     uint8_t dtype;     /* mccl_dtype; barrier: UINT8 */
     uint8_t reduce_op; /* mccl_op or SIGNATURE_NO_OP */
     uint16_t root;     /* or SIGNATURE_NO_ROOT */
-    /* Elements of the call's count argument. ALL_GATHER_V and REDUCE_SCATTER_V: a hash of the
-     * counts, which all ranks must share. GATHER_V, SCATTER_V, ALL_TO_ALL_V: 0, since counts differ
-     * by rank there. */
+    /* Elements of the call's count argument. ALL_GATHER_V and REDUCE_SCATTER_V: see above.
+     * GATHER_V, SCATTER_V, ALL_TO_ALL_V: 0, since counts differ by rank there. */
     uint64_t count;
 };
 

@@ -180,6 +180,8 @@ static void v_counts_disagree(struct rank *self)
     for (int more = 0; result == MCCL_OK && more < 2; more++)
         result = mccl_barrier(comm, NULL, NULL);
     CHECK_RESULT(result, MCCL_ERR_MISMATCH);
+    CHECK_HAS(mccl_last_error(), "counts=2 each");
+    CHECK_HAS(mccl_last_error(), "counts=5 in all");
     CHECK_OK(mccl_comm_destroy(comm));
 }
 

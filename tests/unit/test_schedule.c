@@ -201,9 +201,12 @@ static void test_signatures(void)
     check_text(
         (struct signature){OP_ALL_TO_ALL_V, MCCL_INT8, SIGNATURE_NO_OP, SIGNATURE_NO_ROOT, 0},
         "all_to_all_v(dtype=int8)");
-    check_text(
-        (struct signature){OP_ALL_GATHER_V, MCCL_INT8, SIGNATURE_NO_OP, SIGNATURE_NO_ROOT, 0xabc},
-        "all_gather_v(counts=#0000000000000abc, dtype=int8)");
+    other = (struct signature){OP_ALL_GATHER_V, MCCL_INT8, SIGNATURE_NO_OP, SIGNATURE_NO_ROOT, 70};
+    check_text(other, "all_gather_v(counts=70 each, dtype=int8)");
+    other.count = SIGNATURE_COUNTS_DIFFER | UINT64_C(75) << SIGNATURE_HASH_BITS | 0xabc;
+    check_text(other, "all_gather_v(counts=75 in all #000abc, dtype=int8)");
+    other.count = UINT64_MAX;
+    check_text(other, "all_gather_v(counts=549755813887 in all #ffffff, dtype=int8)");
     /* From the network anything may come. */
     check_text((struct signature){200, 99, 77, 65000, UINT64_MAX},
                "operation 200(count=18446744073709551615, dtype=99, op=77, root=65000)");

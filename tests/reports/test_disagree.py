@@ -1,0 +1,336 @@
+"""Field reports on ranks that disagree, and on ranks that are late: FR-051, FR-052, FR-053, FR-055, FR-056."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import timedelta
+from typing import Any, Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from zygote import Zygote
+
+import mccl
+from patterns import MAX, SUM, assert_same, reduced, tensor
+from ranks import Pool
+
+F32, BF16, F16, I32 = torch.float32, torch.bfloat16, torch.float16, torch.int32
+
+Outcome = tuple[str, str]  # class and text of the error; "" without one
+
+
+def outcome(call: Callable[[], Any]) -> Outcome:
+    try:
+        call()
+    except RuntimeError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def cause(text: str) -> str:
+    """Of a group's failure, from the error of the operation that met it."""
+    return re.sub(r"^.*?, group '.*?': | \(\d+ bytes had arrived\)$|^.*? has failed: |; destroy it .*$", "", text)
+
+
+def check_works(rank: int, n: int) -> None:
+    """What one failed group costs is that group: the process and its other groups live, and so do new ones."""
+    for group in (None, dist.new_group()):
+        value = tensor(rank, 33, F32, salt=7)
+        dist.all_reduce(value, group=group)
+        assert_same(value, reduced("sum", n, 33, F32, salt=7), "afterwards")
+
+
+# ---- FR-051, FR-053: what the ranks call ----
+
+
+class Call:
+    """One rank's side of a collective: its tensors, made for `count` elements, and the call itself."""
+
+    def __init__(self, rank: int, n: int, kind: str, count: int, dtype: torch.dtype = F32, **more: Any) -> None:
+        mine = tensor(rank, count, dtype)
+        self.kind, self.inputs, self.outputs = kind, [mine], [torch.full_like(mine, 99)]
+        root, op = more.get("root", 0), more.get("op", SUM)
+        if kind == "all_reduce":
+            self.outputs = [mine]
+            self.function = lambda **kw: dist.all_reduce(mine, op, **kw)
+        elif kind == "reduce":
+            self.outputs = [mine]
+            self.function = lambda **kw: dist.reduce(mine, root, op, **kw)
+        elif kind == "broadcast":
+            self.outputs = [mine]
+            self.function = lambda **kw: dist.broadcast(mine, root, **kw)
+        elif kind == "all_gather":
+            self.outputs = [torch.full_like(mine, 99) for _ in range(n)]
+            self.function = lambda **kw: dist.all_gather(self.outputs, mine, **kw)
+        elif kind == "all_gather_into_tensor":
+            self.outputs = [torch.full((n * count,), 99, dtype=dtype)]
+            self.function = lambda **kw: dist.all_gather_into_tensor(self.outputs[0], mine, **kw)
+        elif kind == "reduce_scatter":
+            inputs = [tensor(rank, count, dtype, salt=r) for r in range(n)]
+            self.function = lambda **kw: dist.reduce_scatter(self.outputs[0], inputs, op, **kw)
+        elif kind == "reduce_scatter_tensor":
+            whole = tensor(rank, n * count, dtype)
+            self.function = lambda **kw: dist.reduce_scatter_tensor(self.outputs[0], whole, op, **kw)
+        else:
+            assert kind == "barrier", kind
+            self.outputs = []
+            self.function = lambda **kw: dist.barrier(**kw)
+        self.before = [output.clone() for output in self.outputs]
+
+    def run(self, group: Any, async_op: bool) -> Any:
+        work = self.function(group=group, async_op=async_op)
+        return work.wait() if async_op else None
+
+
+Side = tuple[Any, ...]  # kind, count, dtype, more
+
+
+def disagree(rank: int, n: int, sides: list[tuple[Side, Side]], odd: int) -> list[Any]:
+    """Rank `odd` makes the second call, the others the first, blocking and not."""
+    rows = []
+    for most, other in sides:
+        for async_op in (False, True):
+            group: Any = dist.new_group(timeout=timedelta(seconds=20))
+            dist.all_reduce(torch.ones(1), group=group)  # seq 1
+            kind, count, dtype, more = other if rank == odd else most
+            call = Call(rank, n, kind, count, dtype, **more)
+            first = outcome(lambda: call.run(group, async_op))  # noqa: B023
+            if not first[0]:
+                check_complete(call, n, more.get("root", 0), (most, other, rank))
+            second = outcome(lambda: dist.barrier(group))  # noqa: B023
+            rows.append((first, second))
+            dist.destroy_process_group(group)
+    check_works(rank, n)
+    return rows
+
+
+def check_complete(call: Call, n: int, root: int, what: object) -> None:
+    """Who needs nothing of the odd rank may have its result; then it is whole."""
+    assert call.kind in ("broadcast", "reduce"), (what, "no error")
+    for output, before in zip(call.outputs, call.before):
+        if call.kind == "reduce":
+            assert_same(output, before, what)
+        else:
+            assert_same(output, tensor(root, output.numel(), output.dtype), what)
+
+
+def check_rows(rows: list[Any], sides: list[tuple[Side, Side]], words: list[list[str]], odd: int) -> None:
+    """`words` are those of both sides, which each rank has to be told."""
+    for case, (first_side, other_side) in enumerate(sides):
+        for turn in range(2):
+            for rank, row in enumerate(rows):
+                first, second = row[2 * case + turn]
+                what = (first_side, other_side, rank, first, second)
+                kind, text = first if first[0] else second
+                assert kind == second[0] == "MCCLMismatchError" and cause(text) in second[1], what
+                assert "seq 1" in text and f"rank {odd}" in text, what
+                assert all(re.search(rf"{re.escape(word)}\b", text) for word in words[case]), what
+
+
+COUNTS = [(4096, 4098), (1, 2), (100, 200), (65536, 65535), (1_000_000, 999_999), (0, 1)]
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_fr_051_all_reduce_of_different_sizes(pool: Pool, n: int) -> None:
+    pairs = [*COUNTS, *([(409_600, 32_768_000)] if n == 2 else [])]
+    sides: Any = [(("all_reduce", a, F32, {}), ("all_reduce", b, F32, {})) for a, b in pairs]
+    words = [["all_reduce", f"count={a}", f"count={b}"] for a, b in pairs]
+    rows = pool.run(n, disagree, sides, n - 1)
+    check_rows(rows, sides, words, n - 1)
+
+
+OFF_BY_ONE = ["broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "reduce"]
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_fr_051_one_rank_off_by_one(pool: Pool, n: int, odd: int) -> None:
+    sides: Any = []
+    words = []
+    for kind in OFF_BY_ONE:
+        for count, other in ((100, 101), (200_001, 200_000)):
+            sides.append(((kind, count, F32, {}), (kind, other, F32, {})))
+            words.append([kind.replace("_into_tensor", "").replace("_tensor", ""), f"{count}", f"{other}"])
+    rows = pool.run(n, disagree, sides, odd)
+    check_rows(rows, sides, words, odd)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_fr_051_root_or_operation_differs(pool: Pool, n: int) -> None:
+    sides: Any = [
+        (("broadcast", 50, F32, {"root": 0}), ("broadcast", 50, F32, {"root": 1})),
+        (("reduce", 300_000, F32, {"root": 1}), ("reduce", 300_000, F32, {"root": 0})),
+        (("all_reduce", 50, F32, {}), ("broadcast", 50, F32, {"root": 0})),
+        (("all_reduce", 300_000, F32, {}), ("broadcast", 300_000, F32, {"root": 1})),
+        (("broadcast", 5, F32, {"root": 1}), ("all_reduce", 5, F32, {})),
+        (("all_gather_into_tensor", 5, F32, {}), ("reduce_scatter_tensor", 5, F32, {})),
+        (("all_reduce", 5, F32, {}), ("barrier", 5, F32, {})),
+    ]
+    words = [
+        ["broadcast", "root=0", "root=1"],
+        ["reduce", "root=1", "root=0"],
+        ["all_reduce", "broadcast"],
+        ["all_reduce", "broadcast"],
+        ["all_reduce", "broadcast"],
+        ["all_gather", "reduce_scatter"],
+        ["all_reduce", "barrier"],
+    ]
+    rows = pool.run(n, disagree, sides, n - 1)
+    check_rows(rows, sides, words, n - 1)
+
+
+def test_fr_053_dtype_or_reduction_differs(pool: Pool) -> None:
+    sides: Any = []
+    words = []
+    for (dtype, count), (other, others) in (
+        ((F32, 4), (BF16, 8)),
+        ((F32, 4), (I32, 4)),
+        ((F16, 4), (BF16, 4)),
+        ((F32, 200_000), (F16, 400_000)),
+    ):
+        for kind in ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter"):
+            sides.append(((kind, count, dtype, {}), (kind, others, other, {})))
+            words.append([str(dtype).rpartition(".")[2], str(other).rpartition(".")[2]])
+    for kind in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"):
+        sides.append(((kind, 4, F32, {"op": SUM}), (kind, 4, F32, {"op": MAX})))
+        words.append([kind.replace("_tensor", ""), "op=sum", "op=max"])
+    rows = pool.run(3, disagree, sides, 2)
+    check_rows(rows, sides, words, 2)
+
+
+# ---- FR-052: the error is raised where it is waited for, and the process goes on ----
+
+
+def log_and_go_on(rank: int, n: int, port: int, count: int) -> None:
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("mccl", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=20))
+    for how in ("wait", "future", "callback", "dropped"):
+        group: Any = dist.new_group()
+        value = torch.ones(count + rank)
+        work: Any = dist.all_reduce(value, group=group, async_op=True)
+        seen: list[str] = []
+        try:
+            if how == "wait":
+                work.wait()
+            elif how == "future":
+                work.get_future().wait()
+            elif how == "callback":
+                work.get_future().then(lambda future: future.value()).wait()
+            else:
+                del work
+                dist.barrier(group=group)
+        except RuntimeError as error:
+            seen.append(str(error))
+        assert len(seen) == 1 and f"count={count}" in seen[0] and f"count={count + 1}" in seen[0], (how, seen)
+        dist.destroy_process_group(group)
+    check_works(rank, n)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("count", [3, 500_000])
+def test_fr_052_a_mismatch_raises_and_ends_no_process(zygote: Zygote, count: int) -> None:
+    for end in zygote.run(2, log_and_go_on, count):
+        assert end.status == 0 and "Traceback" not in end.output and "terminate" not in end.output, end
+
+
+# ---- FR-055: a group that has failed stays failed ----
+
+
+OPERATIONS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
+    "broadcast": lambda value, group: dist.broadcast(value, group=group, group_src=1),
+    "all_reduce": lambda value, group: dist.all_reduce(value, group=group),
+    "all_gather": lambda value, group: dist.all_gather(list(torch.empty(2, len(value))), value, group=group),
+    "barrier": lambda value, group: dist.barrier(group=group),
+    "recv": lambda value, group: dist.recv(value, group=group, group_src=1)
+    if dist.get_rank() == 0
+    else dist.send(value, group=group, group_dst=0),
+    "objects": lambda value, group: dist.all_gather_object([None, None], value, group=group),
+}
+
+
+def go_on_after_time_out(rank: int, n: int, what: str, count: int) -> list[Outcome]:
+    """Operation k times out on rank 0, because rank 1 is late. Both go on with k and k + 1."""
+    group: Any = dist.new_group(timeout=timedelta(seconds=0.5) if rank == 0 else timedelta(seconds=20))
+    world = dist.group.WORLD
+    operation = OPERATIONS[what]
+    value = tensor(rank, count, F32)
+    operation(value, group)
+    rows = []
+    if rank == 0:
+        rows.append(outcome(lambda: operation(value, group)))
+    dist.barrier(world)  # rank 1 comes when rank 0 has given up
+    if rank == 1:
+        rows.append(outcome(lambda: operation(value, group)))
+    started = time.monotonic()
+    for later in OPERATIONS.values():
+        buffer = torch.full((5,), -1.0)
+        rows.append(outcome(lambda: later(buffer, group)))  # noqa: B023
+        assert buffer.tolist() == [-1.0] * 5, "a partial result"
+    assert time.monotonic() - started < 0.5, "not at once"
+    check_works(rank, n)
+    return rows
+
+
+@pytest.mark.parametrize("count", [5, 300_000])
+@pytest.mark.parametrize("what", OPERATIONS)
+def test_fr_055_after_a_time_out_nothing_is_paired_wrongly(pool: Pool, what: str, count: int) -> None:
+    for rank, (first, *later) in enumerate(pool.run(2, go_on_after_time_out, what, count)):
+        assert first[0] == "MCCLTimeoutError" and "rank 1" in first[1] and re.search(r" (500|499)ms", first[1]), (rank, first)
+        assert len(later) == len(OPERATIONS)
+        for kind, text in later:
+            assert kind == first[0] and "has failed" in text and cause(text) == cause(first[1]), (rank, first, text)
+
+
+# ---- FR-056: a rank that does not come ----
+
+
+def stall(rank: int, n: int, port: int, how: str) -> None:
+    """The last rank leaves out one all_reduce."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    late = n - 1
+    limit = timedelta(seconds=1.5 if how != "late" else 20)
+    count = {"ring": 500_000, "large": 8_000_000}.get(how, 5)
+    flying = 200 if how == "many" else 1
+    options = mccl.MCCLOptions(watchdog_timeout_ms=300)
+    dist.init_process_group(
+        "mccl", store=store, rank=rank, world_size=n, timeout=limit, pg_options=options
+    )
+    value = tensor(rank, count, F32)
+    dist.all_reduce(value)
+    for turn in range(2 if how == "late" else 1):
+        if rank == late:  # until the others have warned, or have given up
+            store.wait([f"over{r}/{turn}" for r in range(late)], timedelta(seconds=20))
+            if how != "late":
+                break
+        values = [tensor(rank, count, F32, salt=i) for i in range(flying)]
+        works: Any = [dist.all_reduce(value, async_op=True) for value in values]
+        if how == "late" and rank != late:
+            time.sleep(0.5)
+            store.set(f"over{rank}/{turn}", "")
+        for i, work in enumerate(works):
+            try:
+                work.wait()
+                assert_same(values[i], reduced("sum", n, count, F32, salt=i), i)
+            except mccl.MCCLTimeoutError as error:
+                print(f"error: {error}", flush=True)
+        if how != "late":
+            store.set(f"over{rank}/{turn}", "")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["small", "ring", "large", "many", "late"])
+def test_fr_056_one_warning_per_stall_names_who_is_missing(zygote: Zygote, how: str) -> None:
+    ends = zygote.run(3, stall, how)
+    for rank in (0, 1):
+        lines = ends[rank].output.splitlines()
+        warnings = [line for line in lines if "WARN" in line]
+        errors = [line for line in lines if line.startswith("error")]
+        assert len(warnings) == (2 if how == "late" else 1), ends[rank]
+        assert len(errors) == {"many": 200, "late": 0}.get(how, 1) and len(set(errors)) <= 1, ends[rank]
+        for line in (*warnings, *errors[:1]):
+            assert "all_reduce seq " in line and re.search(r"for rank 2\b", line), ends[rank]
+        assert "seq 1 " in (*errors, *warnings)[0], lines
+        assert ends[rank].status == 0 and len(lines) == len(warnings) + len(errors), ends[rank]
+    assert ends[2].status == 0 and "WARN" not in ends[2].output, ends[2]
