@@ -39,6 +39,7 @@ struct peer {
     _Atomic bool left;    /* and it is gone; any thread */
     int64_t heard_ns;     /* last byte on the control link */
     bool probed;          /* the peer waits in this operation, which we have not reached yet */
+    bool has_probed;      /* probe_seq is of the peer's last probe, answered or not */
     uint32_t probe_seq;
     struct signature probe_signature;
 };
@@ -139,6 +140,8 @@ void control_send_aborts(struct mccl_comm *comm);
 /* "I wait for you in operation `seq`": takes the endpoint's lock. */
 void control_probe(struct mccl_comm *comm, int peer, uint32_t seq,
                    const struct signature *signature);
+/* Has the peer said so of operation `seq` or a later one? Takes the endpoint's lock. */
+bool control_has_probed(struct mccl_comm *comm, int peer, uint32_t seq);
 /* Compares a submitted operation with what peers that wait said; takes the endpoint's lock. */
 void control_check_probes(struct mccl_comm *comm, uint32_t seq, const struct signature *signature);
 /* Opens a point-to-point link to `peer` if there is none; takes the endpoint's lock. */

@@ -92,7 +92,7 @@ static void on_probe(struct mccl_comm *comm, int peer, const struct wire_frame *
     struct peer *from = &comm->peers[peer];
     if (!from->probed)
         atomic_fetch_add(&comm->engine.n_probes_pending, 1);
-    from->probed = true;
+    from->probed = from->has_probed = true;
     from->probe_seq = frame->seq;
     from->probe_signature = theirs;
     /* Looked up after it was noted: a submission in between has seen the note. */
@@ -104,6 +104,15 @@ static void on_probe(struct mccl_comm *comm, int peer, const struct wire_frame *
     atomic_fetch_sub(&comm->engine.n_probes_pending, 1);
     if (known && !signature_equal(&own, &theirs))
         mismatch_locked(comm, peer, frame->seq, &own, &theirs);
+}
+
+bool control_has_probed(struct mccl_comm *comm, int peer, uint32_t seq)
+{
+    endpoint_lock(comm->endpoint);
+    const struct peer *from = &comm->peers[peer];
+    const bool has = from->has_probed && (int32_t)(from->probe_seq - seq) >= 0;
+    endpoint_unlock(comm->endpoint);
+    return has;
 }
 
 void control_check_probes(struct mccl_comm *comm, uint32_t seq, const struct signature *signature)

@@ -345,6 +345,7 @@ struct operation *engine_operation(struct mccl_comm *comm)
     operation->next = NULL;
     operation->request = NULL;
     operation->alone = operation->started = operation->probed = false;
+    operation->asked = operation->oldest = false;
     operation->suspect_until_ns = 0;
     return operation;
 }

@@ -37,8 +37,10 @@ struct operation {
     struct signature signature;
     bool alone; /* starts only when everything before it is done (barrier) */
     bool started;
-    bool probed;
-    int suspect;              /* rank that seems to have left this operation out, while */
+    bool probed; /* the ranks that this one waits for were asked whether they do the same */
+    bool asked;  /* and now all ranks, so that they know who is there */
+    bool oldest; /* nothing before it is active */
+    int suspect; /* rank that seems to have left this operation out, while */
     int64_t suspect_until_ns; /* is not 0 */
     uint32_t steps_left;
     int64_t deadline_ns, warn_ns;

@@ -517,33 +517,60 @@ void progress_on_events(struct mccl_comm *comm, const struct os_poll_event *even
 
 /* ---- time ---- */
 
-/* "2, 3": the ranks that `operation` waits for. */
-static int waited_for(const struct mccl_comm *comm, const struct operation *operation, char *text,
+static bool waits_for(const struct mccl_comm *comm, const struct operation *operation, int peer)
+{
+    const struct engine_link *link = &comm->engine.links[peer];
+    bool waits = link->recv_op == operation || link->send_op == operation;
+    for (uint64_t i = link->n_completed; i < link->n_posted; i++)
+        waits |= link->posted[i % LINK_POSTED].operation == operation;
+    return waits;
+}
+
+/* Has the peer begun `operation`? False if we do not know. */
+static bool is_there(struct mccl_comm *comm, const struct operation *operation, int peer)
+{
+    const struct wire_frame *last = &comm->engine.links[peer].frame;
+    if (last->type == FRAME_DATA && (int32_t)(last->seq - operation->seq) >= 0)
+        return true;
+    return control_has_probed(comm, peer, operation->seq);
+}
+
+/* "2, 3": the ranks that `operation` waits for. A neighbour that is there waits itself, perhaps for
+ * a rank with which we do not talk; so that is named of which nothing was heard. */
+static int waited_for(struct mccl_comm *comm, const struct operation *operation, char *text,
                       size_t size)
 {
     int n = 0;
     size_t used = 0;
     text[0] = '\0';
-    for (int peer = 0; peer < comm->n_ranks; peer++) {
-        const struct engine_link *link = &comm->engine.links[peer];
-        bool waits = link->recv_op == operation || link->send_op == operation;
-        for (uint64_t i = link->n_completed; i < link->n_posted; i++)
-            waits |= link->posted[i % LINK_POSTED].operation == operation;
-        if (!waits)
-            continue;
-        if (used < size)
-            used += (size_t)snprintf(text + used, size - used, "%s%d", n ? ", " : "", peer);
-        n++;
-    }
+    for (int attempt = 0; n == 0 && attempt < 3; attempt++)
+        for (int peer = 0; peer < comm->n_ranks; peer++) {
+            const bool neighbour = waits_for(comm, operation, peer);
+            const bool missing = peer != comm->rank && !is_there(comm, operation, peer);
+            const bool named[] = {neighbour && missing, missing, neighbour};
+            if (!named[attempt])
+                continue;
+            if (used < size)
+                used += (size_t)snprintf(text + used, size - used, "%s%d", n ? ", " : "", peer);
+            n++;
+        }
     return n;
 }
 
-static void ask_peers(struct mccl_comm *comm, struct operation *operation)
+/* Those that it waits for, or all. */
+static void ask_peers(struct mccl_comm *comm, const struct operation *operation, bool all)
 {
-    operation->probed = true;
     for (int peer = 0; peer < comm->n_ranks; peer++)
-        if (comm->engine.links[peer].recv_op == operation)
+        if (peer != comm->rank && (all || comm->engine.links[peer].recv_op == operation))
             control_probe(comm, peer, operation->seq, &operation->signature);
+}
+
+/* All ranks tell each other that they are there, in time for the texts that name who is not. */
+static int64_t ask_all_ns(const struct operation *operation)
+{
+    const int64_t first_ns =
+        operation->warn_ns < operation->deadline_ns ? operation->warn_ns : operation->deadline_ns;
+    return operation->submitted_ns + (first_ns - operation->submitted_ns) / 2;
 }
 
 /* "Timed out waiting 1000ms" are the words of torch's other backends, which programs look for. */
@@ -599,6 +626,31 @@ static void give_up_on_suspect(struct mccl_comm *comm, const struct operation *o
         op_kind_name(operation->signature.kind), operation->seq, operation->suspect, comm->rank);
 }
 
+/* One line for one stall: what waits behind the oldest operation begins to count when that is done.
+ * Returns when to look again. */
+static int64_t watch_oldest(struct mccl_comm *comm, struct operation *operation, int64_t now_ns)
+{
+    if (!operation->oldest && operation->warn_ns <= now_ns)
+        operation->warn_ns = now_ns + comm->warn_ms * OS_MS;
+    operation->oldest = true;
+    const int64_t ask_ns = ask_all_ns(operation);
+    if (!operation->asked && now_ns >= ask_ns) {
+        operation->asked = true;
+        ask_peers(comm, operation, true);
+    }
+    if (now_ns >= operation->warn_ns) {
+        char ranks[128];
+        const int n = waited_for(comm, operation, ranks, sizeof ranks);
+        log_warn("rank %d of %d, group '%s': %s seq %u has been waiting for %.1f s for rank%s %s "
+                 "(MCCL_WATCHDOG_TIMEOUT_MS)",
+                 comm->rank, comm->n_ranks, comm->name, op_kind_name(operation->signature.kind),
+                 operation->seq, (double)(now_ns - operation->submitted_ns) / 1e9, n > 1 ? "s" : "",
+                 ranks);
+        operation->warn_ns = INT64_MAX;
+    }
+    return operation->asked ? operation->warn_ns : ask_ns;
+}
+
 int64_t progress_check_time(struct mccl_comm *comm, int64_t now_ns, int64_t probe_after_ns)
 {
     struct engine *engine = &comm->engine;
@@ -608,15 +660,6 @@ int64_t progress_check_time(struct mccl_comm *comm, int64_t now_ns, int64_t prob
             time_out(comm, operation);
             return now_ns;
         }
-        if (now_ns >= operation->warn_ns) {
-            char ranks[128];
-            waited_for(comm, operation, ranks, sizeof ranks);
-            log_warn("rank %d of %d, group '%s': %s seq %u has been waiting for %.1f s for rank %s "
-                     "(MCCL_WATCHDOG_TIMEOUT_MS)",
-                     comm->rank, comm->n_ranks, comm->name, op_kind_name(operation->signature.kind),
-                     operation->seq, (double)(now_ns - operation->submitted_ns) / 1e9, ranks);
-            operation->warn_ns = INT64_MAX;
-        }
         if (operation->suspect_until_ns != 0 && now_ns >= operation->suspect_until_ns) {
             give_up_on_suspect(comm, operation);
             return now_ns;
@@ -625,15 +668,18 @@ int64_t progress_check_time(struct mccl_comm *comm, int64_t now_ns, int64_t prob
             next_ns = operation->suspect_until_ns;
         if (operation->deadline_ns < next_ns)
             next_ns = operation->deadline_ns;
-        if (operation->warn_ns < next_ns)
-            next_ns = operation->warn_ns;
     }
     struct operation *oldest = engine->active;
+    if (oldest) {
+        const int64_t watch_ns = watch_oldest(comm, oldest, now_ns);
+        next_ns = watch_ns < next_ns ? watch_ns : next_ns;
+    }
     if (oldest && !oldest->probed) {
         const int64_t probe_ns = engine->last_progress_ns + probe_after_ns;
-        if (now_ns >= probe_ns)
-            ask_peers(comm, oldest);
-        else if (probe_ns < next_ns)
+        if (now_ns >= probe_ns) {
+            oldest->probed = true;
+            ask_peers(comm, oldest, false);
+        } else if (probe_ns < next_ns)
             next_ns = probe_ns;
     }
     const int64_t inbox_ns = check_inbox(comm, now_ns);
