@@ -8,6 +8,7 @@ Importing the package starts no thread and imports no torch; the backend registe
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,13 @@ def monitored_barrier(
     chosen = _group(group, "monitored_barrier")
     if chosen is not None:
         chosen.monitored_barrier(timeout, wait_all_ranks)
+        return
+    import torch.distributed as dist
+
+    warnings.warn(  # torch's words
+        f"Running monitored_barrier on global rank {dist.get_rank()} which does not belong to the given group.",
+        stacklevel=2,
+    )
 
 
 def split_group(
