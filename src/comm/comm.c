@@ -18,6 +18,8 @@
 /* A year; more would overflow in nanoseconds. */
 #define LONGEST_TIMEOUT_MS (365LL * 86400000)
 
+#define OWN_DESCRIPTORS 6 /* beside those of links: pollers, listening, a handshake */
+
 static void comm_free(struct mccl_comm *comm)
 {
     engine_fini(comm);
@@ -37,6 +39,23 @@ void comm_release(struct mccl_comm *comm)
         comm_free(comm);
 }
 
+/* Connections that find no descriptor wait for one, all the time that there is: better to say so at
+ * once. */
+static mccl_result check_descriptors(const struct mccl_comm *comm)
+{
+    const int needed = 2 * (comm->n_ranks - 1) + OWN_DESCRIPTORS;
+    const int n_free = os_fd_free(needed);
+    if (n_free == needed)
+        return MCCL_OK;
+    const int limit = os_fd_limit();
+    return error_set(MCCL_ERR_SYSTEM,
+                     "rank %d of %d, group '%s' needs %d descriptors, two for each other rank, but "
+                     "this process may open only %d more: raise its limit (`ulimit -n`) from %d to "
+                     "at least %d",
+                     comm->rank, comm->n_ranks, comm->name, needed, n_free, limit,
+                     limit + needed - n_free);
+}
+
 static mccl_result fill(struct mccl_comm *comm, const mccl_config *config)
 {
     TRY(config_load(config ? config->settings : NULL, &comm->settings));
@@ -54,6 +73,7 @@ static mccl_result fill(struct mccl_comm *comm, const mccl_config *config)
     if (comm->name[0] == '\0')
         snprintf(comm->name, sizeof comm->name, "%02x%02x%02x%02x", comm->id[0], comm->id[1],
                  comm->id[2], comm->id[3]);
+    TRY(check_descriptors(comm));
     handshake_derive_key(comm->secret, comm->id, comm->settings.auth_key, comm->key);
     comm->peers = calloc((size_t)comm->n_ranks, sizeof *comm->peers);
     if (!comm->peers)

@@ -103,6 +103,8 @@ void os_fd_track(int fd);
 void os_fd_close(int fd);
 /* Descriptors that this process may have at the moment (`ulimit -n`). */
 int os_fd_limit(void);
+/* How many more it may open, up to `wanted`. Other threads may change it at any time. */
+int os_fd_free(int wanted);
 
 /* ---- sockets (os_socket.c): thin, errno semantics of POSIX evened out ---- */
 

@@ -135,6 +135,16 @@ int os_fd_limit(void)
     return (int)limit.rlim_cur;
 }
 
+int os_fd_free(int wanted)
+{
+    const int limit = os_fd_limit();
+    int n_free = 0;
+
+    for (int fd = 0; fd < limit && n_free < wanted; fd++)
+        n_free += fcntl(fd, F_GETFD) == -1;
+    return n_free;
+}
+
 bool os_fd_set_flags(int fd)
 {
     const int flags = fcntl(fd, F_GETFL);

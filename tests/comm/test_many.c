@@ -2,7 +2,7 @@
  *
  * Many ranks, many groups, many lives: 32 processes in one group; 200 groups made and destroyed
  * in one process, and 50 times everything, without growth; groups split by color; overlapping
- * groups used by several threads at once.
+ * groups used by several threads at once; a limit on descriptors that is too low for the ranks.
  */
 /* limit: 180 s */
 #include "support/check.h"
@@ -10,6 +10,7 @@
 #include "support/proc.h"
 
 #include <pthread.h>
+#include <sys/resource.h>
 
 #define N_MANY 32
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
@@ -267,6 +268,25 @@ static void nonblocking_init(struct rank *self)
     CHECK_OK(mccl_comm_destroy(comm));
 }
 
+/* Refused at once, with the limit to raise: who waits for a descriptor waits for ever. */
+static void few_descriptors(struct rank *self)
+{
+    struct rlimit limit, full;
+    mccl_unique_id id;
+    mccl_comm *comm = NULL;
+    CHECK_OK(mccl_get_unique_id(&id));
+    CHECK_EQ_I64(getrlimit(RLIMIT_NOFILE, &full), 0);
+    limit = full;
+    limit.rlim_cur = (rlim_t)proc_fd_count() + 40;
+    CHECK_EQ_I64(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    CHECK_RESULT(mccl_comm_init_rank(&comm, 64, &id, 5, NULL), MCCL_ERR_SYSTEM);
+    CHECK_HAS(mccl_last_error(), "rank 5 of 64");
+    CHECK_HAS(mccl_last_error(), "ulimit -n");
+    CHECK_HAS(mccl_last_error(), "may open only");
+    CHECK_EQ_I64(setrlimit(RLIMIT_NOFILE, &full), 0);
+    one_life(self);
+}
+
 int main(void)
 {
     many_ranks();
@@ -277,5 +297,6 @@ int main(void)
         team_run(n, 20, split, NULL);
     team_run(3, 30, overlapping, NULL);
     team_run(2, 20, nonblocking_init, NULL);
+    team_run(2, 20, few_descriptors, NULL);
     return 0;
 }
