@@ -6,6 +6,7 @@ that do not make the same groups in the same order would wait for each other for
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -78,10 +79,15 @@ class Roll:
         return error_from(
             _lib.ERR_MISMATCH,
             f"mccl: {self._store.who}: this rank makes it with the members {self._mine}, another rank with "
-            f"{other}. All ranks must call new_group for the same groups in the same order, those that are "
-            "no members too; or members only, with use_local_synchronization=True",
+            f"{_shown(other)}. All ranks must call new_group for the same groups in the same order, those "
+            "that are no members too; or members only, with use_local_synchronization=True",
         )
 
 
 def _text(value: bytes) -> str:
     return bytes(value).decode("ascii", "replace")
+
+
+def _shown(text: str) -> str:
+    """A list of ranks as it is. Anything may be in a store: the beginning of everything else, escaped."""
+    return text if re.fullmatch(r"\[[\d, ]{0,8000}\]", text) else f"what is no list of ranks, {text[:40]!a}"
