@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
+import resource
+import socket
+import stat
+import sys
+import time
 import warnings
+from datetime import timedelta
 from typing import Any, Callable
 
 import pytest
@@ -11,8 +19,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as differentiable
+from zygote import Zygote
 
 import mccl
+from mccl import _lib
+from mccl._comm import Communicator
+from mccl._errors import check
+from mccl._tensor import DTYPES
+from mccl.torch import rendezvous
 from patterns import SUM, assert_same, reduced, tensor
 from ranks import Pool
 
@@ -339,3 +353,197 @@ def overlapping(rank: int, n: int, count: int) -> None:
 @pytest.mark.parametrize("count", [10, MIB])
 def test_fr_047_overlapping_groups(pool: Pool, count: int) -> None:
     pool.run(3, overlapping, count)
+
+
+# ---- FR-048: many ranks on one host, and few descriptors ----
+
+
+def descriptors() -> tuple[int, int]:
+    """How many are open, and how many of them listen."""
+    opened = os.listdir("/proc/self/fd")
+    listening = 0
+    for name in opened:
+        try:
+            if stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as one:
+                    listening += one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        except OSError:  # the one of listdir() is closed
+            continue
+    return len(opened) - 1, listening
+
+
+def meet(store: dist.Store, rank: int, n: int, name: str, timeout_ms: int = 60_000) -> Communicator:
+    """A group as init_process_group makes it, without the time that torch takes beside, and one sum."""
+    own = dist.PrefixStore(name, store)
+    comm = rendezvous.meet(own, rank, n, name, timeout_ms, "listen_addr=loopback")
+    value = tensor(rank, 500, F32)
+    pointer = value.data_ptr()
+    check(_lib.lib().mccl_all_reduce(pointer, pointer, 500, DTYPES[F32], 0, comm.handle, None, None))
+    assert_same(value, reduced("sum", n, 500, F32), name)
+    return comm
+
+
+def many_ranks(rank: int, n: int, port: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    before, _ = descriptors()
+    comm = meet(store, rank, n, "first")
+    opened, listening = descriptors()
+    print(f"descriptors={opened - before} listening={listening}")
+    # A second group, for which one rank has no descriptors left.
+    if rank == 5:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, 1024))
+    try:
+        meet(store, rank, n, "second", 3000)
+    except mccl.MCCLError as error:
+        print(error)
+    if rank == 5:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+    other = meet(store, rank, n, "third")
+    check(_lib.lib().mccl_barrier(comm.handle, None, None))  # the first one has lost nothing
+    other.destroy()
+    comm.destroy()
+    sys.stdout.flush()
+    os._exit(0)  # unloading torch 64 times takes longer than all the rest
+
+
+def test_fr_048_64_ranks_on_one_host_and_128_descriptors(zygote: Zygote) -> None:
+    n = 64
+    ends = zygote.run(n, many_ranks, timeout=90)
+    for rank, end in enumerate(ends):
+        first, *rest = [line for line in end.output.splitlines() if "WARN" not in line]
+        found = re.fullmatch(r"descriptors=(\d+) listening=1", first)
+        assert end.status == 0 and found and int(found[1]) <= 2 * (n - 1) + 6, end
+        assert len(rest) == 1, end
+        if rank == 5:
+            assert re.search(r"rank 5 of 64.*`ulimit -n`\) from 128 to at least \d{3}$", rest[0]), end
+        else:  # one that is told late says only that it is
+            assert "second" in rest[0] and ("rank 5" in rest[0] or rank != 0), end
+
+
+# ---- FR-050: who makes which groups, in which order ----
+
+
+def pairs_of(turn: int) -> list[list[int]]:
+    """Two random pairs of four ranks, in random order."""
+    ranks = list(range(4))
+    random.Random(turn).shuffle(ranks)
+    return [ranks[:2], ranks[2:]]
+
+
+def check_pair(rank: int, group: Any, members: list[int], salt: int) -> None:
+    value = tensor(rank, 50, F32, salt=salt)
+    dist.all_reduce(value, group=group)
+    assert_same(value, summed(members, 50, salt), members)
+
+
+def random_pairs(rank: int, n: int, local: bool) -> None:
+    """Ten rounds: all ranks make both groups in one order, or each only its own."""
+    kept = []
+    for turn in range(10):
+        for members in pairs_of(turn):
+            group = make(members, local)
+            if rank in members:
+                kept.append((group, members, turn))
+                check_pair(rank, *kept[-1])
+    for row in kept:  # also when all of them are there
+        check_pair(rank, *row)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_fr_050_random_pairs(pool: Pool, local: bool) -> None:
+    pool.run(4, random_pairs, local)
+
+
+def wrong_order(rank: int, n: int, how: str) -> list[tuple[str, str, float]]:
+    """Each rank makes its own group only, or rank 3 makes both the other way round."""
+    rows = []
+    for turn in range(10 if how == "own" else 4):
+        first, second = pairs_of(turn)
+        order = [first, second]
+        if how == "own":
+            order = [pair for pair in order if rank in pair]
+        elif rank == second[0]:
+            order.reverse()
+        started = time.monotonic()
+        try:
+            for members in order:
+                dist.new_group(members, timeout=timedelta(seconds=10 if how == "own" else 1.5))
+            rows.append(("", "", time.monotonic() - started))
+        except mccl.MCCLError as error:
+            rows.append((type(error).__name__, str(error), time.monotonic() - started))
+        dist.distributed_c10d._world.group_count = 100 * (turn + 1)  # in step again
+        dist.barrier()
+    return rows
+
+
+@pytest.mark.parametrize("how", ["own", "opposite"])
+def test_fr_050_wrong_order_tells_both_member_lists(pool: Pool, how: str) -> None:
+    for turn, rows in enumerate(zip(*pool.run(4, wrong_order, how))):
+        pairs = [sorted(pair) for pair in pairs_of(turn)]
+        wrong = [row for row in rows if row[0] == "MCCLMismatchError"]
+        # A pair may have met before the others came; with the other order somebody may meet nobody.
+        assert len(wrong) >= (2 if how == "own" else 1), (turn, pairs, rows)
+        for kind, text, seconds in rows:
+            assert seconds < 9, (turn, kind, text, seconds)
+            if kind == "MCCLMismatchError":
+                assert all(str(pair) in text for pair in pairs), (turn, pairs, text)
+                assert "new_group" in text and "use_local_synchronization" in text, text
+            elif kind or how == "own":
+                assert kind in ("", "MCCLTimeoutError") and re.search("^$|waited 1.5 s for rank", text), text
+
+
+def read_blob(rank: int, n: int, store: dist.Store, blob: bytes) -> tuple[str, str]:
+    """Rank 1 finds it where the id of the group should be, and nobody replaces it."""
+    own = dist.PrefixStore("blob", store)
+    own.set(rendezvous.KEY, blob)
+    try:
+        rendezvous.meet(own, 1, 2, "blob", 2000, "")
+    except mccl.MCCLError as error:
+        return type(error).__name__, str(error)
+    raise AssertionError("no error")
+
+
+WHOLE = "mccl1:" + "00" * 512
+BLOBS = {
+    "nothing": b"",
+    "truncated": _lib.unique_id_to_text(_lib.new_unique_id()).encode()[:-1],
+    "half": _lib.unique_id_to_text(_lib.new_unique_id()).encode()[:500],
+    "longer": _lib.unique_id_to_text(_lib.new_unique_id()).encode() + b"00",
+    "zeros": WHOLE.encode(),
+    "ones": WHOLE.replace("0", "f").encode(),
+    "no hex": WHOLE.replace("0", "g").encode(),
+    "version": WHOLE.replace("mccl1", "mccl2").encode(),
+    "binary": bytes(range(256)) * 5,
+    "newlines": b"\n" * 1030,
+    "large": b"mccl1:" + b"0" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("blob", BLOBS)
+def test_fr_050_a_blob_in_the_store_is_a_named_error(pool: Pool, blob: str) -> None:
+    for kind, text in pool.run(1, read_blob, BLOBS[blob], group=False):
+        assert kind.startswith("MCCL") and "rank 1/2 of group 'blob'" in text, (kind, text)
+        assert rendezvous.KEY in text and len(text) < 500 and text.isprintable(), (kind, text)
+
+
+def read_members(rank: int, n: int, blob: bytes) -> tuple[str, str]:
+    """Something that is no list of members, where such a list should be."""
+    world: Any = dist.group.WORLD
+    name = f"blob {len(blob)}"
+    own = dist.PrefixStore(name, world._store)
+    members = rendezvous.Members([0, 1], "world")
+    own.set("mccl/members/world", blob)
+    try:
+        rendezvous.meet(own, rank, n, name, 2000, "", members)
+    except mccl.MCCLError as error:
+        return type(error).__name__, str(error)
+    raise AssertionError("no error")
+
+
+@pytest.mark.parametrize("blob", ["nothing", "truncated", "binary", "newlines", "large"])
+def test_fr_050_a_blob_for_members_is_a_named_error(pool: Pool, blob: str) -> None:
+    for kind, text in pool.run(2, read_members, BLOBS[blob] if blob != "nothing" else b"[0, "):
+        assert kind == "MCCLMismatchError" and "[0, 1]" in text and "of group 'blob" in text, (kind, text)
+        assert len(text) < 500 and text.isprintable(), text
