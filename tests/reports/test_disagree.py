@@ -10,6 +10,7 @@ from typing import Any, Callable
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from zygote import Zygote
 
 import mccl
@@ -214,6 +215,94 @@ def test_fr_053_dtype_or_reduction_differs(pool: Pool) -> None:
     check_rows(rows, sides, words, 2)
 
 
+def part_off_by_one(rank: int, n: int, kind: str, count: int, async_op: bool) -> tuple[Outcome, Outcome]:
+    """Where sizes may differ by rank: rank 1's own part is one longer than rank 0 and the others mean."""
+    group: Any = dist.new_group(timeout=timedelta(seconds=20))
+    dist.barrier(group)
+    dist.barrier()
+    odd = count + (rank == 1)
+    mine = tensor(rank, odd, F32)
+    even = [torch.zeros(count) for _ in range(n)]
+    sizes = [count if i == rank else odd for i in range(n)]  # its own is a matter of its own
+    given: Any = {"group": group, "async_op": async_op}
+
+    def call() -> None:
+        work: Any = None
+        if kind == "gather":
+            work = dist.gather(mine, even if rank == 0 else None, 0, **given)
+        elif kind == "scatter":
+            work = dist.scatter(mine, even if rank == 0 else None, 0, **given)
+        elif kind == "all_to_all":
+            work = dist.all_to_all([torch.empty(size) for size in sizes], even, **given)
+        elif kind == "all_to_all_single":
+            work = dist.all_to_all_single(torch.empty(sum(sizes)), torch.empty(n * count), sizes, **given)
+        elif kind == "all_gather of other sizes":
+            parts = [torch.empty(count + i + (rank == 1 and i == 2)) for i in range(n)]
+            work = dist.all_gather(parts, tensor(rank, count + rank, F32), **given)
+        elif kind == "coalesced":
+            with dist._coalescing_manager(group, async_ops=async_op) as manager:
+                for size in (4, odd, 5):
+                    dist.all_reduce(torch.ones(size), group=group)
+            work = manager if async_op else None
+        else:
+            assert kind == "functional", kind
+            functional.wait_tensor(functional.all_reduce(mine, "sum", group))
+        if work is not None:
+            work.wait()
+
+    first = outcome(call)
+    second = outcome(lambda: dist.barrier(group))
+    check_works(rank, n)
+    return first, second
+
+
+PARTS = {
+    "gather": r"sends \d+ bytes, rank 0 expects \d+|went on without sending",
+    "scatter": r"sends \d+ bytes, rank 1 expects \d+|went on without sending",
+    "all_to_all": r"sends \d+ bytes, rank 1 expects \d+|went on without sending",
+    "all_to_all_single": r"sends \d+ bytes, rank 1 expects \d+|went on without sending",
+    "all_gather of other sizes": "counts=.* in all .*counts=.* in all",
+    "coalesced": "count=.*count=",
+    "functional": "count=.*count=",
+}
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("kind", PARTS)
+def test_fr_051_a_part_off_by_one(pool: Pool, kind: str, async_op: bool) -> None:
+    for count in (7, 100_000):
+        for rank, (first, second) in enumerate(pool.run(3, part_off_by_one, kind, count, async_op)):
+            own = first if first[0] else second
+            assert own[0] == second[0] == "MCCLMismatchError", (count, rank, first, second)
+            assert "rank 1" in own[1] and re.search(PARTS[kind], own[1]), (count, rank, own)
+
+
+def one_of_many(rank: int, n: int, count: int) -> list[str]:
+    """40 in flight, of which rank 1 makes the 20th longer."""
+    group: Any = dist.new_group()
+    values = [tensor(rank, count + (rank == 1 and i == 20), F32, salt=i) for i in range(40)]
+    works: list[Any] = []
+    begun = [
+        outcome(lambda: works.append(dist.all_reduce(value, group=group, async_op=True)))  # noqa: B023
+        for value in values
+    ]
+    rows = []
+    for i, value in enumerate(values):
+        kind, _ = begun[i] if begun[i][0] else outcome(works[i].wait)
+        if not kind:
+            assert_same(value, reduced("sum", n, count, F32, salt=i), i)
+        rows.append(kind)
+    check_works(rank, n)
+    return rows
+
+
+@pytest.mark.parametrize("count", [10, 200_000])
+def test_fr_051_one_of_many_in_flight(pool: Pool, count: int) -> None:
+    for rows in pool.run(3, one_of_many, count):
+        # What came before may be lost with the group, but never is wrong; from there on nothing is done.
+        assert set(rows[:20]) <= {"", "MCCLMismatchError"} and rows[20:] == ["MCCLMismatchError"] * 20, rows
+
+
 # ---- FR-052: the error is raised where it is waited for, and the process goes on ----
 
 
@@ -354,3 +443,36 @@ def test_fr_056_one_warning_per_stall_names_who_is_missing(zygote: Zygote, how: 
         assert "seq 1 " in (*errors, *warnings)[0], lines
         assert ends[rank].status == 0 and len(lines) == len(warnings) + len(errors), ends[rank]
     assert ends[2].status == 0 and "WARN" not in ends[2].output, ends[2]
+
+
+def stay_away(rank: int, n: int, missing: int, kinds: list[tuple[str, int]]) -> list[Outcome]:
+    """One operation of each kind without rank `missing`."""
+    rows = []
+    for kind, count in kinds:
+        group: Any = dist.new_group(timeout=timedelta(seconds=0.6))
+        dist.barrier(group)
+        dist.barrier()
+        call = Call(rank, n, kind, count, root=missing)
+        rows.append(outcome(lambda: call.run(group, False)) if rank != missing else ("", ""))  # noqa: B023
+        dist.barrier()
+        dist.destroy_process_group(group)
+    check_works(rank, n)
+    return rows
+
+
+STALLS = [
+    *[(kind, count) for kind in ("all_reduce", "reduce", "broadcast") for count in (5, 400_000)],
+    *[(kind, count) for kind in ("all_gather", "reduce_scatter_tensor") for count in (5, 100_000)],
+    ("barrier", 0),
+]
+
+
+@pytest.mark.parametrize(("n", "missing"), [(3, 1), (5, 0)])
+def test_fr_056_every_kind_of_operation_names_the_missing_rank(pool: Pool, n: int, missing: int) -> None:
+    rows = pool.run(n, stay_away, missing, STALLS)
+    for rank in set(range(n)) - {missing}:
+        for (kind, count), (error, text) in zip(STALLS, rows[rank]):
+            if kind == "reduce" and not error:  # it has sent what it had
+                continue
+            assert error == "MCCLTimeoutError" and re.search(r"seq 1 on rank \d", text), (kind, count, text)
+            assert f" for rank {missing};" in text, (kind, count, rank, text)
