@@ -83,7 +83,8 @@ def monitored_barrier(
     import torch.distributed as dist
 
     warnings.warn(  # torch's words
-        f"Running monitored_barrier on global rank {dist.get_rank()} which does not belong to the given group.",
+        f"Running monitored_barrier on global rank {dist.get_rank()} which does not belong to the given "
+        "group.",
         stacklevel=2,
     )
 
