@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int, c_uint64, c_void_p
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from mccl import _comm, _lib
@@ -54,8 +56,10 @@ class Completer:
     """Sleeps in C until an operation is done, then completes its future.
 
     Of the daemon threads one at a time, the leader, listens to the queue. Completing a future runs callbacks,
-    and these may wait for other futures. So the leader hands the queue over before it calls back, or, if
-    nothing else is watched, as soon as something is.
+    and these may wait for other futures. So the leader offers the lead before it calls back, or, if nothing
+    else is watched, as soon as something is.
+
+    add() takes no lock: a signal handler may interrupt it and call it again, then wait for what it added.
     """
 
     def __init__(self) -> None:
@@ -63,35 +67,30 @@ class Completer:
         check(_lib.lib().mccl_queue_create(byref(queue)))
         self._queue = queue.value
         self._works: dict[int, Watched] = {}
-        self._next = 1
-        self._lock = threading.Lock()  # of all fields
-        self._lead = threading.Lock()  # held by the leader
+        self._keys = itertools.count(1)
+        self._lock = threading.Lock()  # of the fields below; only the threads take it
         self._turn = threading.Lock()  # held by the thread that calls back
-        self._keeper: threading.Thread | None = None  # the leader, if it calls back and still holds the lead
-        self._standby = 0  # threads that wait for the lead, or will when they have started
+        self._calls = 1  # how often a leader has begun to call back
+        self._open_lead = 1  # number of the call during which the lead can be taken, or 0
+        self._offers: SimpleQueue[int] = SimpleQueue()  # of such numbers; 0: the end
+        self._standby = 0  # threads that wait for an offer, or will when they have started
         self._threads: set[threading.Thread] = set()
         self._closed = False
-        with self._lock:
-            self._ensure_standby()
+        self._offers.put(self._open_lead)
+        self._ensure_standby()
 
     def add(self, work: Watched) -> None:
         """From now on the threads look after `work`."""
-        with self._lock:
-            key = self._next
-            self._next += 1
-            self._works[key] = work
-            if self._keeper is not None:
-                self._hand_over()
+        key = next(self._keys)
+        self._works[key] = work
+        if (
+            open_lead := self._open_lead
+        ):  # set before the leader counted the works: one of both sees the other
+            self._offers.put(open_lead)
         for request in work.requests:
             check(_lib.lib().mccl_queue_add(self._queue, request.slot, key))
         if work.advance():  # a waiter may have finished it before it was in the queue
-            with self._lock:
-                self._works.pop(key, None)
-
-    def _hand_over(self) -> None:
-        self._keeper = None
-        self._ensure_standby()
-        self._lead.release()
+            self._works.pop(key, None)
 
     def _ensure_standby(self) -> None:
         if self._standby or self._closed:
@@ -106,16 +105,13 @@ class Completer:
             self._threads.discard(thread)
 
     def _run(self) -> None:
+        _of_this_thread.completes = True
         key, result = c_uint64(), c_int()
         wait = _lib.lib().mccl_queue_wait
         leads = False
-        while True:
-            if not leads:
-                self._lead.acquire()
-                with self._lock:
-                    self._standby -= 1
+        while leads or self._take_lead():
             if wait(self._queue, -1, byref(key), byref(result)) == _lib.ERR_ABORTED:
-                self._lead.release()
+                self._offers.put(0)
                 return
             leads = self._complete(key.value)
             if leads:
@@ -126,15 +122,27 @@ class Completer:
                     return
                 self._standby += 1
 
+    def _take_lead(self) -> bool:
+        """Waits for an offer that still holds. False at the end."""
+        while offer := self._offers.get():
+            with self._lock:
+                if offer == self._open_lead:
+                    self._open_lead = 0
+                    self._standby -= 1
+                    return True
+        self._offers.put(0)  # for the next one
+        return False
+
     def _complete(self, key: int) -> bool:
         """Something of the work `key` is done. True if this thread still leads afterwards."""
-        me = threading.current_thread()
         my_turn = self._turn.acquire(timeout=_TURN_S)
         with self._lock:
+            self._ensure_standby()
+            self._calls += 1
+            mine = self._open_lead = self._calls
             work = self._works.get(key)
-            self._keeper = me
             if len(self._works) > (work is not None):
-                self._hand_over()
+                self._offers.put(mine)
         done = True
         try:
             done = work is None or work.advance()
@@ -143,57 +151,59 @@ class Completer:
         finally:
             if my_turn:
                 self._turn.release()
+        if done:
+            self._works.pop(key, None)
         with self._lock:
-            if done:
-                self._works.pop(key, None)
-            leads = self._keeper is me
+            leads = self._open_lead == mine
             if leads:
-                self._keeper = None
+                self._open_lead = 0
         return leads
-
-    def owns(self, thread: threading.Thread) -> bool:
-        """True for threads that complete futures."""
-        return thread in self._threads
 
     def close(self) -> None:
         """Ends the threads."""
-        with self._lock:
-            self._closed = True
-            threads = list(self._threads)
+        self._closed = True
         _lib.lib().mccl_queue_close(self._queue)
         deadline = time.monotonic() + _CLOSE_S
+        threads = list(self._threads)
         for thread in threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
         if not any(thread.is_alive() for thread in threads):
             _lib.lib().mccl_queue_destroy(self._queue)
 
 
-_singleton_lock = threading.Lock()
-_singleton: Completer | None = None
+class _OfThisThread(threading.local):
+    completes = False
+
+
+_of_this_thread = _OfThisThread()
+_making = threading.RLock()
+_completers: list[Completer] = []  # one; another if a signal handler interrupts the making of the first
 
 
 def completer() -> Completer:
     """The one of this process, started by the first call."""
-    global _singleton
-    with _singleton_lock:
-        if _singleton is None:
-            _singleton = Completer()
-            atexit.register(_singleton.close)
-        return _singleton
+    with _making:
+        if not _completers:
+            _completers.append(Completer())
+        return _completers[0]
 
 
 def is_completing() -> bool:
-    """True on the threads of the completer, that is, in callbacks."""
-    return _singleton is not None and _singleton.owns(threading.current_thread())
+    """True on the threads of a completer, that is, in callbacks."""
+    return _of_this_thread.completes
+
+
+@atexit.register
+def _close() -> None:
+    for each in _completers:
+        each.close()
 
 
 def _after_fork_in_child() -> None:
     """The threads exist in the parent only."""
-    global _singleton, _singleton_lock
-    if _singleton is not None:
-        atexit.unregister(_singleton.close)
-    _singleton = None
-    _singleton_lock = threading.Lock()
+    global _making
+    _completers.clear()
+    _making = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -43,7 +43,7 @@ class WorkMCCL(Work):
     _comm: Communicator
     _lib: ctypes.CDLL
     _outputs: list[torch.Tensor]
-    _lock: threading.Lock
+    _lock: threading.RLock  # a signal handler may come back to what it has interrupted
     _requests: Sequence[Request] | None = None  # None: not submitted yet
     _submitting: Sequence[Request] = ()  # what becomes _requests
     _keep: Any = None
@@ -59,7 +59,7 @@ class WorkMCCL(Work):
         work._comm = comm
         work._lib = library
         work._outputs = outputs
-        work._lock = threading.Lock()
+        work._lock = threading.RLock()
         return work
 
     @classmethod
@@ -67,7 +67,7 @@ class WorkMCCL(Work):
         """Of an operation that was waited for already."""
         work = cls()
         work._outputs = outputs
-        work._lock = threading.Lock()
+        work._lock = threading.RLock()
         work._done = True
         return work
 
@@ -171,6 +171,8 @@ class WorkMCCL(Work):
                 return
             if failure is None and self._copies:
                 failure = copy_back(self._copies)
+                if self._done:  # a signal handler came in between
+                    return
             self._failure = failure
             self._keep = None
             self._copies = ()
@@ -280,11 +282,16 @@ class WorkFuture(Future[Any]):
     def __init__(self, work: WorkMCCL) -> None:
         super().__init__()
         self._work: WorkMCCL | None = work  # until it is done
+        self._claims = [None]  # whoever pops it may set the result
         self._unset = threading.Lock()
         self._unset.acquire()
 
     def set(self, outputs: list[torch.Tensor], failure: tuple[int, str] | None) -> None:
         """Completes it, once. Calls back."""
+        try:
+            self._claims.pop()
+        except IndexError:
+            return
         self._work = None  # no cycle: it would keep the tensors until the garbage collector comes
         self._unset.release()
         if failure is None:
