@@ -398,23 +398,24 @@ def test_fr_055_after_a_time_out_nothing_is_paired_wrongly(pool: Pool, what: str
 def stall(rank: int, n: int, port: int, how: str) -> None:
     """The last rank leaves out one all_reduce."""
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("mccl", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=20))
     late = n - 1
-    limit = timedelta(seconds=1.5 if how != "late" else 20)
     count = {"ring": 500_000, "large": 8_000_000}.get(how, 5)
-    flying = 200 if how == "many" else 1
-    options = mccl.MCCLOptions(watchdog_timeout_ms=300)
-    dist.init_process_group("mccl", store=store, rank=rank, world_size=n, timeout=limit, pg_options=options)
-    value = tensor(rank, count, F32)
-    dist.all_reduce(value)
+    group = dist.new_group(
+        timeout=timedelta(seconds=20 if how == "late" else 2.2),
+        pg_options=mccl.MCCLOptions(watchdog_timeout_ms=900),
+    )
+    dist.barrier(group)
     for turn in range(2 if how == "late" else 1):
+        values = [tensor(rank, count, F32, salt=i) for i in range(200 if how == "many" else 1)]
+        dist.barrier()
         if rank == late:  # until the others have warned, or have given up
             store.wait([f"over{r}/{turn}" for r in range(late)], timedelta(seconds=20))
             if how != "late":
                 break
-        values = [tensor(rank, count, F32, salt=i) for i in range(flying)]
-        works: Any = [dist.all_reduce(value, async_op=True) for value in values]
+        works: Any = [dist.all_reduce(value, group=group, async_op=True) for value in values]
         if how == "late" and rank != late:
-            time.sleep(0.5)
+            time.sleep(1.4)
             store.set(f"over{rank}/{turn}", "")
         for i, work in enumerate(works):
             try:
