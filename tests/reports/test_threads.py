@@ -19,6 +19,8 @@ import torch.distributed as dist
 from zygote import Zygote
 
 import mccl
+from mccl.torch import completer
+from mccl.torch import work as works
 from patterns import assert_same, reduced, tensor
 from ranks import Pool
 
@@ -386,6 +388,42 @@ def handler_that_reduces(rank: int, n: int) -> None:
 
 def test_fr_119_a_signal_handler_that_uses_a_group(pool: Pool) -> None:
     pool.run(2, handler_that_reduces)
+
+
+def come_back_at_every_line(rank: int, n: int) -> None:
+    """As a handler that comes at the worst moment would, for each line of what looks after futures."""
+    files = {completer.__file__, works.__file__}
+    seen: set[tuple[str, int]] = set()
+
+    def use_group(salt: int) -> None:
+        value = tensor(rank, 50, F32, salt=salt % 9)
+        done = dist.all_reduce(value, async_op=True).get_future()
+        assert_same(done.wait()[0], reduced("sum", n, 50, F32, salt=salt % 9), salt)
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        place = frame.f_code.co_filename, frame.f_lineno
+        if place[0] not in files:
+            return None
+        if event == "line" and place not in seen:
+            seen.add(place)
+            use_group(len(seen))
+        return trace
+
+    for salt in range(40):
+        sys.settrace(trace)
+        try:
+            use_group(salt)
+            strided = tensor(rank, 100, F32).reshape(10, 10).t()
+            dist.all_reduce(strided, async_op=True).wait()
+        finally:
+            sys.settrace(None)
+        assert_same(strided, reduced("sum", n, 100, F32).reshape(10, 10).t(), salt)
+    functions = {file: sum(place[0] == file for place in seen) for file in files}
+    assert functions[completer.__file__] >= 8 and functions[works.__file__] >= 40, functions
+
+
+def test_fr_119_another_use_in_the_middle_of_one(pool: Pool) -> None:
+    pool.run(1, come_back_at_every_line)
 
 
 class Interrupted(Exception):
