@@ -56,6 +56,7 @@ __all__ = [
     "log_metrics",
     "monitored_barrier",
     "reset_metrics",
+    "set_timeout",
     "split_group",
     "version",
 ]
@@ -79,14 +80,16 @@ def monitored_barrier(
     chosen = _group(group, "monitored_barrier")
     if chosen is not None:
         chosen.monitored_barrier(timeout, wait_all_ranks)
-        return
-    import torch.distributed as dist
 
-    warnings.warn(  # torch's words
-        f"Running monitored_barrier on global rank {dist.get_rank()} which does not belong to the given "
-        "group.",
-        stacklevel=2,
-    )
+
+def set_timeout(timeout: timedelta, group: Any = None) -> None:
+    """``torch.distributed.set_timeout``, which torch up to 2.13 does not have, for groups of mccl.
+
+    Operations that this rank begins from now on in `group` (None: the default one) fail after `timeout`.
+    """
+    chosen = _group(group, "set_timeout")
+    if chosen is not None:
+        chosen.set_timeout(timeout)
 
 
 def split_group(
@@ -106,20 +109,26 @@ def split_group(
     """
     chosen = _group(parent_pg, "split_group")
     if chosen is None:
-        raise ValueError("mccl.split_group: this rank is not in the group that is to be split")
+        return None
     from mccl.torch import split
 
     return split.split_group(chosen, split_ranks, timeout, pg_options, group_desc)
 
 
 def _group(group: Any, what: str) -> Any:
-    """The default group for None, None for a group that this rank is not in. TypeError if it is not ours."""
+    """The default group for None. None, and a warning, for a group that this rank is not in. TypeError if it
+    is not ours.
+    """
     import torch.distributed as dist
 
     from mccl.torch.pg import ProcessGroupMCCL
 
     chosen: Any = dist.distributed_c10d._get_default_group() if group is None else group
     if chosen is dist.GroupMember.NON_GROUP_MEMBER:
+        warnings.warn(  # torch's words
+            f"Running {what} on global rank {dist.get_rank()} which does not belong to the given group.",
+            stacklevel=3,
+        )
         return None
     if not isinstance(chosen, ProcessGroupMCCL):
         raise TypeError(f"mccl.{what}: expected a group of mccl, got {type(chosen).__name__}")

@@ -444,6 +444,7 @@ def check_set_timeout(rank: int, n: int) -> None:
         "group": lambda group, value: group.set_timeout(value),
         "backend": lambda group, value: group._get_backend(CPU)._set_default_timeout(value),
         "new name": lambda group, value: group._get_backend(CPU).set_timeout(value),
+        "mccl": lambda group, value: mccl.set_timeout(value, group),
     }
     for name, way in ways.items():
         group: Any = dist.new_group()
