@@ -173,7 +173,12 @@ def out_variant(rank: int, n: int, cache: str, backend: str) -> Any:
         out = torch.ops._c10d_functional.all_gather_into_tensor_out(x * 2, n, group, out=out)
         return torch.ops._c10d_functional.wait_tensor(out) + 1
 
-    return compiled(program, backend)(tensor(rank, 24, F32).reshape(4, 6))
+    try:
+        return compiled(program, backend)(tensor(rank, 24, F32).reshape(4, 6))
+    except RuntimeError as error:  # torch up to 2.12, whatever the backend of the group
+        assert hasattr(dist.ProcessGroup, "all_gather_single") is False, error
+        assert "only support functionalizing" in str(error), error
+        return "not functionalized"
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

@@ -28,7 +28,7 @@ COVERED = {
     "all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_gather_into_tensor_out", "all_reduce",
     "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_", "all_to_all_single", "batch_p2p_ops",
     "broadcast", "broadcast_", "irecv", "isend", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced",
-    "reduce_scatter_tensor_out", "wait_tensor", "_wrap_tensor_autograd",
+    "reduce_scatter_tensor_out", "wait_tensor", "wait_tensors", "_wrap_tensor_autograd",
 }  # fmt: skip
 
 
@@ -60,6 +60,10 @@ def check_operators(rank: int, n: int) -> None:
         for name in ("all_reduce_coalesced", "all_reduce_coalesced_"):
             results = getattr(OPS, name)([x.clone(), y.clone()], "sum", group)
             assert_alike([wait(t) for t in results], sums, name)
+
+        if hasattr(OPS, "wait_tensors"):  # torch 2.15
+            results = OPS.wait_tensors([OPS.all_reduce(t, "sum", group) for t in (x, y)])
+            assert_alike(results, sums, "wait_tensors")
 
         assert_same(wait(OPS.all_gather_into_tensor(x, n, group)), rows[0], "all_gather")
         results = OPS.all_gather_into_tensor_coalesced([x, y], n, group)
