@@ -104,6 +104,14 @@ test-torch: $(venv)/.mccl $(venv)/.dev ## torch's own backend tests, then DDP, F
 	$(py) tests/torch/dist_suite.py -n 8 --rest
 	$(py) -m pytest tests/torch -q
 
+.PHONY: test-contract
+test-contract: $(venv)/.mccl $(venv)/.dev ## What each torch since 2.5.1 asks of a backend, read in its wheel (1 GB at first)
+	$(py) -m pytest tests/matrix -q
+
+.PHONY: test-matrix
+test-matrix: test-contract ## The same, then the Python tests on torch 2.14.1 (several GB on x86-64 Linux)
+	$(MAKE) test-python VENV=.venv-2.14 TORCH='torch==2.14.1'
+
 .PHONY: test-reports
 test-reports: $(venv)/.mccl $(venv)/.dev ## Faults that users of such libraries have met, one test each (10 GiB of memory)
 	$(py) -m pytest tests/reports -q
