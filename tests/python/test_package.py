@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
+
+import pytest
 
 from launch import torchrun
 
@@ -32,3 +36,11 @@ def test_workers_need_no_import(tmp_path: Path) -> None:
     script.write_text(WORKER)
     output = torchrun(script, 2, timeout=60, OMP_NUM_THREADS="1")
     assert output.count("backend mccl ProcessGroupMCCL") == 2, output
+
+
+@pytest.mark.parametrize("module", ["core", "pg", "work", "completer", "functional", "split"])
+def test_modules_can_be_imported_before_torch(module: str) -> None:
+    code = f"from mccl.torch import {module}; import torch.distributed as dist; print(dist.Backend.MCCL)"
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("mccl\n", ""), done
