@@ -11,7 +11,7 @@ add_executable(limit tests/limit.c)
 target_compile_definitions(limit PRIVATE _GNU_SOURCE)
 target_compile_options(limit PRIVATE -std=c11 -Wall -Wextra $<$<BOOL:${MCCL_WERROR}>:-Werror>)
 
-add_library(mccl_internal STATIC $<TARGET_OBJECTS:mccl_objects>)
+add_library(mccl_internal STATIC $<TARGET_OBJECTS:mccl_objects> ${mccl_kernel_objects})
 target_include_directories(mccl_internal PUBLIC include src)
 target_link_libraries(mccl_internal PUBLIC mccl_flags mccl_system)
 

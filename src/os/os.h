@@ -195,4 +195,16 @@ void os_host_id(uint8_t id[16]);
 /* From the system's generator (getrandom, arc4random_buf/getentropy). */
 mccl_result os_random(void *buffer, size_t size);
 
+/* ---- processor (os_cpu.c) ---- */
+
+enum os_cpu {
+    OS_CPU_BASELINE, /* what every machine of the architecture has */
+    OS_CPU_AVX2,     /* with F16C, which all that have AVX2 have */
+    OS_CPU_AVX512,   /* F, BW, DQ and VL, and those of AVX2 */
+};
+
+/* May programs use these instructions: the processor has them and the system saves their registers.
+ */
+bool os_cpu_has(enum os_cpu level);
+
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The contract between reduce.c and the kernels, and what the generic kernels share. A kernel file
- * fills its part of the table; files for one instruction set, filled in after the generic ones,
- * replace entries where the CPU has it. Kernels run on whichever thread drives communication,
- * inside reduce.c's floating-point mode.
+ * The contract between reduce.c and the kernels, and what the kernels share. The kernel files,
+ * reduce_*.c, are compiled once for every set of instructions (cmake/kernels.cmake): the vectoriser
+ * turns the same loops into other code, whose results are the same bits. Kernels run on whichever
+ * thread drives communication, inside reduce.c's floating-point mode.
  */
 #ifndef MCCL_REDUCE_KERNELS_H
 #define MCCL_REDUCE_KERNELS_H
@@ -46,11 +46,22 @@ struct reduce_table {
     struct reduce_kernel kernels[MCCL_N_OPS][MCCL_N_DTYPES];
 };
 
-void reduce_fill_integer(struct reduce_table *table);
-void reduce_fill_float(struct reduce_table *table);
-void reduce_fill_half(
-    struct reduce_table *table); /* after reduce_fill_float, whose kernels it uses */
-void reduce_fill_complex(struct reduce_table *table);
+/* The whole table, by one set of instructions each. */
+typedef void reduce_fill_fn(struct reduce_table *table);
+reduce_fill_fn reduce_fill_generic, reduce_fill_avx2, reduce_fill_avx512;
+
+/* The set that a kernel file is compiled for; what it defines for others gets the set's name. */
+#ifndef REDUCE_SET
+#define REDUCE_SET generic
+#endif
+#define REDUCE_JOIN(name, set) name##_##set
+#define REDUCE_NAME(name, set) REDUCE_JOIN(name, set)
+#define reduce_fill_integer REDUCE_NAME(reduce_fill_integer, REDUCE_SET)
+#define reduce_fill_float REDUCE_NAME(reduce_fill_float, REDUCE_SET)
+#define reduce_fill_half REDUCE_NAME(reduce_fill_half, REDUCE_SET)
+reduce_fill_fn reduce_fill_integer, reduce_fill_float;
+reduce_fill_fn reduce_fill_half;    /* after reduce_fill_float, whose kernels it uses */
+reduce_fill_fn reduce_fill_complex; /* one for all sets */
 
 /* Elements as they lie in users' buffers: at any address, under any effective type. */
 #define UNALIGNED __attribute__((aligned(1), may_alias))

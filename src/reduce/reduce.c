@@ -2,35 +2,69 @@
  *
  * Reductions over any number of sources: picks the kernels, cuts the work into blocks that stay in
  * the first cache, and holds the floating-point mode. Called by whichever thread drives
- * communication; the table is filled on the first call and constant afterwards.
+ * communication; the tables are filled on the first call and constant afterwards.
  */
 #include "reduce/reduce.h"
 
 #include "base/error.h"
+#include "os/os.h"
 #include "reduce/fp_mode.h"
 #include "reduce/kernels.h"
 
 #include <pthread.h>
+#include <string.h>
 
 /* Accumulators of a block, in bytes. Two of these and a block of each source in turn fit the 32 KiB
  * first-level cache of every machine in use; measured flat from 2 to 8 KiB. */
 #define BLOCK_BYTES 8192
 
-static struct reduce_table table;
-static pthread_once_t table_once = PTHREAD_ONCE_INIT;
+/* Best first. */
+static const struct {
+    const char *name;
+    enum os_cpu needs;
+    reduce_fill_fn *fill;
+} sets[] = {
+#ifdef MCCL_X86_KERNELS
+    {"avx512", OS_CPU_AVX512, reduce_fill_avx512},
+    {"avx2", OS_CPU_AVX2, reduce_fill_avx2},
+#endif
+    {"generic", OS_CPU_BASELINE, reduce_fill_generic},
+};
+#define N_SETS ((int)(sizeof sets / sizeof sets[0]))
 
-static void fill_table(void)
+static struct reduce_table tables[N_SETS];
+static const struct reduce_table *chosen;
+static pthread_once_t choose_once = PTHREAD_ONCE_INIT;
+
+static void choose(void)
 {
-    reduce_fill_integer(&table);
-    reduce_fill_float(&table);
-    reduce_fill_half(&table);
-    reduce_fill_complex(&table);
+    for (int i = N_SETS - 1; i >= 0; i--)
+        if (os_cpu_has(sets[i].needs)) {
+            sets[i].fill(&tables[i]);
+            chosen = &tables[i];
+        }
 }
 
 static const struct reduce_table *kernels(void)
 {
-    pthread_once(&table_once, fill_table);
-    return &table;
+    pthread_once(&choose_once, choose);
+    return chosen;
+}
+
+const char *reduce_kernel_set(void)
+{
+    return sets[kernels() - tables].name;
+}
+
+bool reduce_use_kernel_set(const char *name)
+{
+    (void)kernels();
+    for (int i = 0; i < N_SETS; i++)
+        if (strcmp(sets[i].name, name) == 0 && os_cpu_has(sets[i].needs)) {
+            chosen = &tables[i];
+            return true;
+        }
+    return false;
 }
 
 bool reduce_supports(mccl_op op, mccl_dtype dtype)

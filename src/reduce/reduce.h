@@ -36,4 +36,11 @@ void reduce_scale(mccl_dtype dtype, void *dst, const void *src, size_t count, do
 void reduce_widen(mccl_dtype dtype, float *dst, const void *src, size_t count);
 void reduce_narrow(mccl_dtype dtype, void *dst, const float *src, size_t count);
 
+/* Which set of kernels is in use: "avx512", "avx2" or "generic". The best that the processor has is
+ * taken by the first reduction. Results of all sets are the same bits. */
+const char *reduce_kernel_set(void);
+/* Takes another one, for tests: no reduction may run meanwhile. False if the processor has not got
+ * it. */
+bool reduce_use_kernel_set(const char *name);
+
 #endif

@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * Generic kernels for float16 and bfloat16: widened to float32, reduced there, rounded once. The
- * conversions are integer code without branches, which a baseline x86-64 (no F16C) vectorises. They
- * need round to nearest and denormals kept, which reduce.c sees to.
+ * Kernels for float16 and bfloat16: widened to float32, reduced there, rounded once. The
+ * conversions are integer code without branches, which the vectoriser takes; where instructions
+ * convert float16, those are 4 to 20 times as fast and do it instead. All need round to nearest and
+ * denormals kept, which reduce.c sees to.
  */
 #include "reduce/kernels.h"
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
 
 static inline float from_bf16(uint16_t x)
 {
@@ -19,6 +24,25 @@ static inline uint16_t to_bf16(float x)
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
     return (uint16_t)(x != x ? 0x7fc0u : rounded);
 }
+
+#if defined(__aarch64__)
+
+static inline float from_f16(uint16_t x)
+{
+    __fp16 half;
+    memcpy(&half, &x, sizeof half);
+    return (float)half;
+}
+
+static inline uint16_t to_f16(float x)
+{
+    const __fp16 half = (__fp16)x;
+    uint16_t bits;
+    memcpy(&bits, &half, sizeof bits);
+    return x != x ? 0x7e00 : bits;
+}
+
+#else
 
 /* The 15 bits without sign, moved to float32's places, are the number times 2^-112: denormals
  * included, so one exact multiplication finishes all but infinity and NaN, whose exponent is filled
@@ -61,6 +85,139 @@ static inline uint16_t to_f16(float x)
     return (uint16_t)choose(is_nan, 0x7e00, number | sign);
 }
 
+#endif
+
+#if defined(__F16C__)
+
+/* WIDE numbers at a time. The instructions make a NaN quiet and keep its payload, so it is made
+ * canonical before it is stored. */
+#if defined(__AVX512F__)
+#define WIDE 16
+typedef __m512 wide;
+
+static inline wide wide_load(const any_uint16_t *from)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)from));
+}
+
+static inline void wide_store(any_uint16_t *to, wide x)
+{
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const __m256i half = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm256_storeu_si256((void *)to,
+                        _mm256_mask_blend_epi16(is_nan, half, _mm256_set1_epi16(0x7e00)));
+}
+
+static inline wide wide_of(const float *from)
+{
+    return _mm512_loadu_ps(from);
+}
+
+static inline void wide_out(float *to, wide x)
+{
+    _mm512_storeu_ps(to, x);
+}
+#define wide_add _mm512_add_ps
+#define wide_multiply _mm512_mul_ps
+#define wide_fill _mm512_set1_ps
+#else
+#define WIDE 8
+typedef __m256 wide;
+
+static inline wide wide_load(const any_uint16_t *from)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const void *)from));
+}
+
+static inline void wide_store(any_uint16_t *to, wide x)
+{
+    const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
+    const __m256 settled = _mm256_blendv_ps(x, nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    _mm_storeu_si128((void *)to,
+                     _mm256_cvtps_ph(settled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+static inline wide wide_of(const float *from)
+{
+    return _mm256_loadu_ps(from);
+}
+
+static inline void wide_out(float *to, wide x)
+{
+    _mm256_storeu_ps(to, x);
+}
+#define wide_add _mm256_add_ps
+#define wide_multiply _mm256_mul_ps
+#define wide_fill _mm256_set1_ps
+#endif
+
+/* As DEFINE_FOLD, with one expression for WIDE numbers and one for what is left. */
+#define DEFINE_F16_FOLD(name, wide_expression, expression)                     \
+    static void name(void *dst, const void *left, const void *right, size_t n) \
+    {                                                                          \
+        any_uint16_t *const to = dst;                                          \
+        const any_uint16_t *const from_a = left;                               \
+        const any_uint16_t *const from_b = right;                              \
+        size_t i = 0;                                                          \
+        for (; n - i >= WIDE; i += WIDE) {                                     \
+            const wide a = wide_load(from_a + i);                              \
+            const wide b = wide_load(from_b + i);                              \
+            wide_store(to + i, wide_expression);                               \
+        }                                                                      \
+        for (; i < n; i++) {                                                   \
+            const float a = from_f16(from_a[i]);                               \
+            const float b = from_f16(from_b[i]);                               \
+            to[i] = to_f16(expression);                                        \
+        }                                                                      \
+    }
+
+static void load_f16(void *dst, const void *src, size_t n)
+{
+    float *const to = dst;
+    const any_uint16_t *const from = src;
+    size_t i = 0;
+    for (; n - i >= WIDE; i += WIDE)
+        wide_out(to + i, wide_load(from + i));
+    for (; i < n; i++)
+        to[i] = from_f16(from[i]);
+}
+
+static void store_f16(void *dst, const void *src, size_t n)
+{
+    any_uint16_t *const to = dst;
+    const float *const from = src;
+    size_t i = 0;
+    for (; n - i >= WIDE; i += WIDE)
+        wide_store(to + i, wide_of(from + i));
+    for (; i < n; i++)
+        to[i] = to_f16(from[i]);
+}
+
+static void scale_f16(void *dst, const void *src, size_t n, double factor)
+{
+    any_uint16_t *const to = dst;
+    const any_uint16_t *const from = src;
+    const float y = (float)factor;
+    size_t i = 0;
+    for (; n - i >= WIDE; i += WIDE)
+        wide_store(to + i, wide_multiply(wide_load(from + i), wide_fill(y)));
+    for (; i < n; i++)
+        to[i] = to_f16(from_f16(from[i]) * y);
+}
+
+DEFINE_F16_FOLD(sum_f16, wide_add(a, b), a + b)
+DEFINE_F16_FOLD(prod_f16, wide_multiply(a, b), a *b)
+
+#else
+
+DEFINE_MAP(load_f16, float, uint16_t, from_f16(x))
+DEFINE_MAP(store_f16, uint16_t, float, to_f16(x))
+DEFINE_SCALE(scale_f16, uint16_t, float, to_f16(from_f16(x) * y))
+DEFINE_FOLD(sum_f16, uint16_t, to_f16(from_f16(a) + from_f16(b)))
+DEFINE_FOLD(prod_f16, uint16_t, to_f16(from_f16(a) * from_f16(b)))
+
+#endif
+
 /* MIN and MAX need no arithmetic. With the lower bits of negative numbers flipped, the order of the
  * numbers, -0 below +0 included, is that of 16-bit integers; flipping again gives the number back.
  * `infinity` is where NaN begins. */
@@ -96,12 +253,7 @@ DEFINE_FOLD(prod_bf16, uint16_t, to_bf16(from_bf16(a) * from_bf16(b)))
 DEFINE_FOLD(min_bf16, uint16_t, min_16(a, b, 0x7f80, 0x7fc0))
 DEFINE_FOLD(max_bf16, uint16_t, max_16(a, b, 0x7f80, 0x7fc0))
 
-DEFINE_MAP(load_f16, float, uint16_t, from_f16(x))
-DEFINE_MAP(store_f16, uint16_t, float, to_f16(x))
 DEFINE_MAP(settle_f16, uint16_t, uint16_t, (uint16_t)((x & 0x7fff) > 0x7c00 ? 0x7e00 : x))
-DEFINE_SCALE(scale_f16, uint16_t, float, to_f16(from_f16(x) * y))
-DEFINE_FOLD(sum_f16, uint16_t, to_f16(from_f16(a) + from_f16(b)))
-DEFINE_FOLD(prod_f16, uint16_t, to_f16(from_f16(a) * from_f16(b)))
 DEFINE_FOLD(min_f16, uint16_t, min_16(a, b, 0x7c00, 0x7e00))
 DEFINE_FOLD(max_f16, uint16_t, max_16(a, b, 0x7c00, 0x7e00))
 

@@ -707,18 +707,8 @@ static void bench(mccl_dtype dtype, mccl_op op, int n_srcs)
            (double)bytes * (n_srcs + 1) / best * 1e-9);
 }
 
-int main(int argc, char **argv)
+static void test_all(void)
 {
-    if (argc > 1 && strcmp(argv[1], "bench") == 0) {
-        static const mccl_dtype dtypes[] = {MCCL_FLOAT32, MCCL_FLOAT64, MCCL_FLOAT16, MCCL_BFLOAT16,
-                                            MCCL_INT32};
-        for (size_t i = 0; i < N_OF(dtypes); i++) {
-            bench(dtypes[i], MCCL_SUM, 2);
-            bench(dtypes[i], MCCL_SUM, 4);
-            bench(dtypes[i], MCCL_MAX, 2);
-        }
-        return 0;
-    }
     static const mccl_dtype floats[] = {MCCL_FLOAT32,  MCCL_FLOAT64,   MCCL_FLOAT16,
                                         MCCL_BFLOAT16, MCCL_COMPLEX64, MCCL_COMPLEX128};
     static const double factors[] = {0.5, -3.0, 1.0 / 3.0, 0.0, 1e-30};
@@ -738,5 +728,26 @@ int main(int argc, char **argv)
     }
     test_nan();
     test_matrix();
+}
+
+int main(int argc, char **argv)
+{
+    static const char *const sets[] = {"generic", "avx2", "avx512"};
+    static const mccl_dtype dtypes[] = {MCCL_FLOAT32,  MCCL_FLOAT64, MCCL_FLOAT16,
+                                        MCCL_BFLOAT16, MCCL_INT32,   MCCL_INT64};
+    const bool benchmark = argc > 1 && strcmp(argv[1], "bench") == 0;
+    for (size_t k = 0; k < N_OF(sets); k++) {
+        if (!reduce_use_kernel_set(sets[k]))
+            continue;
+        CHECK(strcmp(reduce_kernel_set(), sets[k]) == 0);
+        printf("kernels: %s\n", sets[k]);
+        if (!benchmark)
+            test_all();
+        for (size_t i = 0; benchmark && i < N_OF(dtypes); i++) {
+            bench(dtypes[i], MCCL_SUM, 2);
+            bench(dtypes[i], MCCL_SUM, 4);
+            bench(dtypes[i], MCCL_MAX, 2);
+        }
+    }
     return 0;
 }
