@@ -124,6 +124,10 @@ test-frameworks: $(venv)/.mccl $(venv)/.frameworks ## Accelerate, Lightning, Tra
 macos: $(venv)/.cross ## Cross-build libmccl.dylib for Apple Silicon and check what it imports
 	PYTHON=$(py) scripts/macos_build.sh
 
+.PHONY: test-arm64
+test-arm64: $(venv)/.cross ## The reduction kernels for arm64 (NEON), under qemu-user
+	PYTHON=$(py) scripts/test_arm64.sh
+
 .PHONY: wheels
 wheels: $(venv)/.cross ## The wheels of all platforms, cross-built into build/wheels
 	PYTHON=$(py) scripts/build_wheels.sh
