@@ -193,6 +193,9 @@ def destroy_alone(rank: int, n: int, store: dist.Store, who: list[int], skew_s: 
     """Ranks in `who` destroy, the others stay, with `busy` inside an all_reduce."""
     dist.init_process_group("mccl", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=20))
     dist.all_reduce(torch.ones(1))
+    # By the store: the first to miss those in `who` would fail the group for a rank that is not through yet.
+    store.set(f"in{rank}", "")
+    store.wait([f"in{r}" for r in range(n)])
     text = ""
     if rank in who:
         time.sleep(skew_s * rank / n)
