@@ -438,7 +438,17 @@ def check_splits(rank: int, n: int) -> None:
         )
         assert_same(got, torch.cat([rows_between(r, rank, 2, 2, F32) for r in range(n)]), splits)
 
+    # numbers of other kinds, as torch's own backends take them
+    for splits in [torch.tensor([1, 2, 3]).numpy(), list(torch.tensor([1, 2, 3])), (1, 2, 3)]:
+        got = torch.full((3 * (rank + 1),), -1.0)
+        source = torch.cat([rows_between(rank, r, r + 1, 1, F32) for r in range(n)]).flatten()
+        dist.all_to_all_single(got, source, [rank + 1] * n, splits)
+        expected = [rows_between(r, rank, rank + 1, 1, F32) for r in range(n)]
+        assert_same(got, torch.cat(expected).flatten(), splits)
+
     six, seven = torch.zeros(6), torch.zeros(7)
+    for splits, words in [([2.0] * 3, r"must be a list of integers, got \[2.0, 2.0, 2.0\]"), (6, "got 6")]:
+        expect(TypeError, words, dist.all_to_all_single, six, six.clone(), [2, 2, 2], splits)
     for output, input_, output_splits, input_splits, words in [
         (seven, seven, None, None, "output has 7 rows, which 3 ranks cannot share"),
         (six, seven, [], [], "input has 7 rows"),

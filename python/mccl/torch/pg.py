@@ -425,6 +425,13 @@ class ProcessGroupMCCL(GroupCore):
         """Addresses and element counts of a tensor's blocks, one per rank."""
         size = self._comm.size
         rows = tensor.shape[0] if tensor.dim() else 1
+        wanted = splits
+        try:  # also numbers of numpy and tensors of one element; torch's own backends take them
+            splits = [] if splits is None else [operator.index(rows_of_rank) for rows_of_rank in splits]
+        except TypeError as error:
+            raise TypeError(
+                f"mccl all_to_all_single: {which}_split_sizes must be a list of integers, got {wanted!r}"
+            ) from error
         if not splits:
             if rows % size:
                 raise ValueError(
@@ -434,7 +441,7 @@ class ProcessGroupMCCL(GroupCore):
             splits = [rows // size] * size
         if len(splits) != size or sum(splits) != rows or min(splits) < 0:
             raise ValueError(
-                f"mccl all_to_all_single: {which}_split_sizes {list(splits)} must be {size} numbers >= 0 "
+                f"mccl all_to_all_single: {which}_split_sizes {splits} must be {size} numbers >= 0 "
                 f"(one per rank) whose sum is {rows}, the rows of the {which}"
             )
         elements_per_row = tensor.numel() // rows if rows else 0
