@@ -150,6 +150,12 @@ def test_fr_113_a_request_may_outlive_its_module(monkeypatch: pytest.MonkeyPatch
     assert not unraisable and len(freed) == 1, (unraisable, freed)
 
 
+def test_fr_113_exit_while_a_completion_thread_begins() -> None:
+    made = completer.Completer()
+    made._threads.add(threading.Thread(target=time.sleep))  # a leader is just about to start it
+    made.close()
+
+
 MIDDLE: dict[str, Callable[[int, int], Any]] = {
     "all_reduce": lambda rank, n: dist.all_reduce(torch.ones(2**20)),
     "broadcast": lambda rank, n: dist.broadcast(torch.ones(5), 1),

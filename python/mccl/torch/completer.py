@@ -166,7 +166,8 @@ class Completer:
         deadline = time.monotonic() + _CLOSE_S
         threads = list(self._threads)
         for thread in threads:
-            thread.join(timeout=max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():  # not one that another is just about to start
+                thread.join(timeout=max(0.0, deadline - time.monotonic()))
         if not any(thread.is_alive() for thread in threads):
             _lib.lib().mccl_queue_destroy(self._queue)
 

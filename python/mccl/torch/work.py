@@ -307,8 +307,11 @@ class WorkFuture(Future[Any]):
             except MCCLError:
                 pass  # raised below
         while not self._unset.acquire(timeout=WAIT_SLICE_MS / 1000):
-            if (work := self._work) is not None and work.is_disowned:
+            if (work := self._work) is None:
+                continue
+            if work.is_disowned:
                 work.wait()
+            work.advance()  # there may be no thread: the system had none left, or the process is ending
         self._unset.release()  # for the next one who waits
         return super().wait()
 
