@@ -156,6 +156,39 @@ def test_fr_113_exit_while_a_completion_thread_begins() -> None:
     made.close()
 
 
+def cannot_start(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def check_future_without_threads(rank: int, n: int, why: str) -> None:
+    """At the exit, or in a process that may have no more threads: whoever waits completes it."""
+    completer._completers.clear()
+    start = threading.Thread.start
+    try:
+        if why == "exit":
+            completer.completer().close()
+        else:
+            threading.Thread.start = cannot_start  # type: ignore[method-assign]
+        value = tensor(rank, 7, F32)
+        work = dist.all_reduce(value, async_op=True) if rank else None
+        future = work.get_future() if work else None
+        if work is None:  # not done before the others have asked for their futures
+            dist.group.WORLD._store.wait([f"{why}/{r}" for r in range(1, n)])  # type: ignore[union-attr]
+            dist.all_reduce(value)
+        else:
+            dist.group.WORLD._store.set(f"{why}/{rank}", "")  # type: ignore[union-attr]
+            future.wait()
+        assert_same(value, reduced("sum", n, 7, F32), why)
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
+        completer._completers.clear()
+
+
+@pytest.mark.parametrize("why", ["exit", "no threads"])
+def test_fr_113_a_future_without_threads(pool: Pool, why: str) -> None:
+    pool.run(2, check_future_without_threads, why, timeout=20)
+
+
 MIDDLE: dict[str, Callable[[int, int], Any]] = {
     "all_reduce": lambda rank, n: dist.all_reduce(torch.ones(2**20)),
     "broadcast": lambda rank, n: dist.broadcast(torch.ones(5), 1),

@@ -80,7 +80,10 @@ class Completer:
         self._ensure_standby()
 
     def add(self, work: Watched) -> None:
-        """From now on the threads look after `work`."""
+        """From now on the threads look after `work`. After close() they are gone: who waits has to look."""
+        if self._closed:
+            work.advance()
+            return
         key = next(self._keys)
         self._works[key] = work
         if (
@@ -160,7 +163,7 @@ class Completer:
         return leads
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Ends the threads. The queue stays: others may still add to it, later at the exit too."""
         self._closed = True
         _lib.lib().mccl_queue_close(self._queue)
         deadline = time.monotonic() + _CLOSE_S
@@ -168,8 +171,6 @@ class Completer:
         for thread in threads:
             if thread.is_alive():  # not one that another is just about to start
                 thread.join(timeout=max(0.0, deadline - time.monotonic()))
-        if not any(thread.is_alive() for thread in threads):
-            _lib.lib().mccl_queue_destroy(self._queue)
 
 
 class _OfThisThread(threading.local):
