@@ -81,6 +81,18 @@ foreach(file IN LISTS comm_tests)
     mccl_add_test(comm ${file} mccl_test_support mccl)
 endforeach()
 
+# Once more, with shared memory between the ranks.
+if(CMAKE_SYSTEM_NAME STREQUAL "Linux")
+    foreach(name test_algorithms test_collectives test_collectives_threads test_deadlines test_driving test_fork
+                 test_lost_peer test_many test_mismatch test_p2p_end test_requests test_split)
+        get_test_property(${name} TIMEOUT ctest_seconds)
+        math(EXPR seconds "${ctest_seconds} - 30")
+        add_test(NAME ${name}_shm COMMAND limit ${seconds} $<TARGET_FILE:${name}>)
+        set_tests_properties(${name}_shm PROPERTIES LABELS comm SKIP_RETURN_CODE 77 TIMEOUT ${ctest_seconds}
+                             RUN_SERIAL ON ENVIRONMENT "${test_environment};MCCL_TRANSPORT=shm")
+    endforeach()
+endif()
+
 file(GLOB examples CONFIGURE_DEPENDS examples/*.c)
 foreach(file IN LISTS examples)
     get_filename_component(name ${file} NAME_WE)

@@ -15,6 +15,7 @@
 enum setting_transport {
     TRANSPORT_AUTO,
     TRANSPORT_TCP,
+    TRANSPORT_SHM,
     TRANSPORT_RDMA /* refused until it exists */
 };
 enum setting_link_profile { PROFILE_NONE, PROFILE_THUNDERBOLT };

@@ -22,6 +22,7 @@
 
 static const struct word transports[] = {{"auto", TRANSPORT_AUTO, false},
                                          {"tcp", TRANSPORT_TCP, false},
+                                         {"shm", TRANSPORT_SHM, false},
                                          {"rdma", TRANSPORT_RDMA, true},
                                          {0}};
 
@@ -85,9 +86,11 @@ const struct setting_row config_rows[] = {
      .info.variable = "MCCL_TRANSPORT",
      MEMBER(VALUE_ENUM, transport),
      .info.default_value = "auto",
-     WORDS(transports, "auto | tcp | rdma"),
-     .info.help = "Kind of link between ranks. auto takes the best that both ends have.",
-     .info.available = "there are no RDMA links in this version; use auto or tcp"},
+     WORDS(transports, "auto | tcp | shm | rdma"),
+     .info.help =
+         "Kind of link between ranks. auto: tcp. shm: collectives between ranks of one host "
+         "go through shared memory (Linux), all else over tcp; a rank that cannot takes tcp.",
+     .info.available = "there are no RDMA links in this version; use auto, tcp or shm"},
     {.info.name = "listen_addr",
      .info.variable = "MCCL_LISTEN_ADDR",
      MEMBER(VALUE_ADDRESSES, listen_addr),

@@ -8,6 +8,7 @@
 #include "comm/comm.h"
 #include "comm/conn.h"
 #include "comm/dial.h"
+#include "shm/shm_link.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -123,8 +124,12 @@ static void take_socket(struct mccl_comm *comm, struct conn *conn, bool p2p)
     struct link *link;
     char where[64];
     os_address_format(&conn->address, where, sizeof where);
+    const bool shares = !p2p && conn->hello.flags & HELLO_SHM;
+    const bool dialled = conn->hello.rank == (uint32_t)comm->rank;
+    const bool willing = comm->settings.transport == TRANSPORT_SHM;
     const int fd = conn_detach(conn);
-    if (link_tcp_create(fd, NULL, 0, &link) != MCCL_OK ||
+    if ((shares ? link_shm_create(fd, dialled, willing, &link)
+                : link_tcp_create(fd, NULL, 0, &link)) != MCCL_OK ||
         engine_add_link(comm, peer, link, p2p) != MCCL_OK) {
         comm_fail_locked(comm, true, MCCL_ERR_NO_MEMORY, comm->rank, "%s", error_text());
         return;

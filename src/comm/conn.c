@@ -231,11 +231,14 @@ static void on_connected(struct conn *conn)
     }
     const struct dial *dial = conn->dial;
     const struct mccl_comm *comm = dial->comm;
+    const bool shares = dial->purpose == PURPOSE_DATA && comm->peers[dial->peer].same_host &&
+                        comm->settings.transport == TRANSPORT_SHM;
     conn->hello = (struct wire_hello){.magic = WIRE_HELLO_MAGIC,
                                       .version_min = WIRE_VERSION,
                                       .version_max = WIRE_VERSION,
                                       .purpose = (uint8_t)dial->purpose,
                                       .channel = dial->channel,
+                                      .flags = shares ? HELLO_SHM : 0,
                                       .rank = (uint32_t)comm->rank,
                                       .target_rank = (uint32_t)dial->peer,
                                       .n_ranks = (uint32_t)comm->n_ranks,

@@ -173,7 +173,7 @@ static void block(struct mccl_comm *comm, const struct goal *goal, int64_t wake_
     /* Somebody may have needed us between the last look and `blocked`; later ones use the poller's
      * wake-up. */
     if (left_ns < 0 || reached(engine, goal) || has_news(comm, is_full(engine)) ||
-        (atomic_load(&comm->failed) && !engine->drained))
+        (atomic_load(&comm->failed) && !engine->drained) || progress_arm(comm))
         left_ns = 0;
     const int n = os_poller_wait(engine->poller, events, 32, left_ns);
     atomic_store(&engine->blocked, 0);

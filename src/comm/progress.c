@@ -469,7 +469,8 @@ static bool move_collectives(struct mccl_comm *comm)
         if (link->send_op || link->n_posted != link->n_completed)
             moved |= pump_sends(comm, link);
         /* A stream at its end has no more events to tell, also of a receive that comes later. */
-        if (link->readable || (link->recv_op && (read_blindly || link->link->at_end)))
+        if (link->readable ||
+            (link->recv_op && (read_blindly || link->link->at_end || link->link->ops->arm)))
             moved |= pump_receives(comm, link);
     }
     moved |= compute(comm);
@@ -501,6 +502,18 @@ bool progress_step(struct mccl_comm *comm)
     moved |= move_collectives(comm);
     moved |= p2p_step(comm);
     return moved;
+}
+
+bool progress_arm(struct mccl_comm *comm)
+{
+    bool news = false;
+    for (int peer = 0; peer < comm->n_ranks && !atomic_load(&comm->failed); peer++) {
+        const struct engine_link *link = &comm->engine.links[peer];
+        if (link->link && link->link->ops->arm)
+            news |= link->link->ops->arm(link->link,
+                                         link->recv_op && (!link->has_frame || link->receiving));
+    }
+    return news;
 }
 
 void progress_on_events(struct mccl_comm *comm, const struct os_poll_event *events, int n_events)

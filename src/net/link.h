@@ -21,8 +21,6 @@
 struct link;
 
 struct link_ops {
-    const char *name;
-
     /* Queues one message; copies *frame, borrows `payload` (frame->length bytes) until the message
      * counts as sent. MCCL_IN_PROGRESS: queue full. Does not have to write anything: `flush`
      * does. */
@@ -41,6 +39,11 @@ struct link_ops {
      * MCCL_OK. buffer == NULL discards it. */
     mccl_result (*receive)(struct link *link, void *buffer);
 
+    /* The owner is about to sleep on the descriptor, which from now on tells what happens; until
+     * then it may not. `receiving`: what arrives is of interest. True if something can be done at
+     * once. NULL: the descriptor always tells. With it, a link is looked at in every round. */
+    bool (*arm)(struct link *link, bool receiving);
+
     /* Nothing more will be sent: drops what is not handed over; the peer sees the end of the stream
      * after what is. Reading goes on. */
     void (*end)(struct link *link);
@@ -56,6 +59,7 @@ struct link_ops {
 
 struct link {
     const struct link_ops *ops;
+    const char *name;                    /* kind of transport */
     uint64_t n_sent;                     /* messages completely handed over, in order of `send` */
     uint64_t bytes_sent, bytes_received; /* payload of complete messages */
     uint64_t moved; /* every byte in or out: tells the engine whether a call got anywhere */

@@ -22,13 +22,15 @@
 
 enum wire_purpose { PURPOSE_BOOTSTRAP = 1, PURPOSE_CONTROL = 2, PURPOSE_DATA = 3, PURPOSE_P2P = 4 };
 
+#define HELLO_SHM 1u
+
 /* Dialler's first message, in clear. comm_id selects the key on the other side. */
 struct wire_hello {
     uint32_t magic;
     uint16_t version_min, version_max;
     uint8_t purpose; /* enum wire_purpose */
     uint8_t channel; /* PURPOSE_DATA: which of the parallel connections; 0 */
-    uint16_t flags;  /* 0 */
+    uint16_t flags;  /* HELLO_SHM: an offer of shared memory follows the handshake (data links) */
     uint32_t rank, target_rank, n_ranks;
     uint64_t generation;
     uint8_t comm_id[16];

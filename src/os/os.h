@@ -195,6 +195,16 @@ void os_host_id(uint8_t id[16]);
 /* From the system's generator (getrandom, arc4random_buf/getentropy). */
 mccl_result os_random(void *buffer, size_t size);
 
+/* ---- shared memory (os_shm_*.c) ---- */
+
+/* Zeroed memory that another process of this user can open by our pid and *fd, which stays open
+ * until os_fd_close. It has no name. */
+mccl_result os_shm_create(size_t size, void **memory, int *fd);
+/* The same memory, if the other process is one of this user's and this container's. */
+mccl_result os_shm_open(int pid, int fd, size_t size, void **memory);
+/* Unmaps. NULL is ignored. */
+void os_shm_close(void *memory, size_t size);
+
 /* ---- processor (os_cpu.c) ---- */
 
 enum os_cpu {

@@ -196,7 +196,7 @@ static const struct {
     {"MCCL_HEARTBEAT_INTERVAL_MS", "9",
      "MCCL_HEARTBEAT_INTERVAL_MS=9 (environment): must be 0 or 10 .. 3600000 ms"},
     {"MCCL_MAX_QUEUE_DEPTH", "4K", "MCCL_MAX_QUEUE_DEPTH=4K (environment): must be 1 .. 1048576"},
-    {"MCCL_TRANSPORT", "udp", "MCCL_TRANSPORT=udp (environment): must be auto | tcp | rdma"},
+    {"MCCL_TRANSPORT", "udp", "MCCL_TRANSPORT=udp (environment): must be auto | tcp | shm | rdma"},
     {"MCCL_LOG_LEVEL", "7",
      "MCCL_LOG_LEVEL=7 (environment): must be OFF | FATAL | ERROR | WARN | INFO | DEBUG | "
      "TRACE, or 0 .. 6"},
