@@ -142,7 +142,8 @@ void control_probe(struct mccl_comm *comm, int peer, uint32_t seq,
                    const struct signature *signature);
 /* Has the peer said so of operation `seq` or a later one? Takes the endpoint's lock. */
 bool control_has_probed(struct mccl_comm *comm, int peer, uint32_t seq);
-/* Compares a submitted operation with what peers that wait said; takes the endpoint's lock. */
+/* Compares a submitted operation with what peers that wait said, and tells them that it is here;
+ * takes the endpoint's lock. */
 void control_check_probes(struct mccl_comm *comm, uint32_t seq, const struct signature *signature);
 /* Opens a point-to-point link to `peer` if there is none; takes the endpoint's lock. */
 void control_want_p2p(struct mccl_comm *comm, int peer);

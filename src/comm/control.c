@@ -124,8 +124,15 @@ void control_check_probes(struct mccl_comm *comm, uint32_t seq, const struct sig
             continue;
         from->probed = false;
         atomic_fetch_sub(&comm->engine.n_probes_pending, 1);
-        if (from->probe_seq == seq && !signature_equal(signature, &from->probe_signature))
+        if (from->probe_seq != seq)
+            continue;
+        if (!signature_equal(signature, &from->probe_signature)) {
             mismatch_locked(comm, peer, seq, signature, &from->probe_signature);
+        } else if (from->control) { /* who has waited for us is not to name us when its time is up
+                                     */
+            const struct wire_frame frame = probe_frame(seq, signature);
+            conn_send_frame(from->control, &frame, NULL);
+        }
     }
     endpoint_unlock(comm->endpoint);
 }

@@ -553,6 +553,7 @@ static bool is_there(struct mccl_comm *comm, const struct operation *operation, 
 static int waited_for(struct mccl_comm *comm, const struct operation *operation, char *text,
                       size_t size)
 {
+    static const char more[] = " and more";
     int n = 0;
     size_t used = 0;
     text[0] = '\0';
@@ -560,12 +561,19 @@ static int waited_for(struct mccl_comm *comm, const struct operation *operation,
         for (int peer = 0; peer < comm->n_ranks; peer++) {
             const bool neighbour = waits_for(comm, operation, peer);
             const bool missing = peer != comm->rank && !is_there(comm, operation, peer);
-            const bool named[] = {neighbour && missing, missing, neighbour};
+            /* Of operations behind the oldest one other ranks have not been asked. */
+            const bool named[] = {neighbour && missing, missing && operation->oldest, neighbour};
             if (!named[attempt])
                 continue;
-            if (used < size)
-                used += (size_t)snprintf(text + used, size - used, "%s%d", n ? ", " : "", peer);
+            char number[16];
+            const int length = snprintf(number, sizeof number, "%s%d", n ? ", " : "", peer);
             n++;
+            if (used + (size_t)length + sizeof more > size) {
+                memcpy(text + used, more, sizeof more);
+                return n;
+            }
+            memcpy(text + used, number, (size_t)length + 1);
+            used += (size_t)length;
         }
     return n;
 }
@@ -654,10 +662,13 @@ static int64_t watch_oldest(struct mccl_comm *comm, struct operation *operation,
     if (now_ns >= operation->warn_ns) {
         char ranks[128];
         const int n = waited_for(comm, operation, ranks, sizeof ranks);
-        log_warn("rank %d of %d, group '%s': %s seq %u has been waiting for %.1f s for rank%s %s "
+        log_warn("rank %d of %d, group '%s': %s seq %u has been waiting for %.1f s%s%s "
                  "(MCCL_WATCHDOG_TIMEOUT_MS)",
                  comm->rank, comm->n_ranks, comm->name, op_kind_name(operation->signature.kind),
-                 operation->seq, (double)(now_ns - operation->submitted_ns) / 1e9, n > 1 ? "s" : "",
+                 operation->seq, (double)(now_ns - operation->submitted_ns) / 1e9,
+                 n == 0   ? ""
+                 : n == 1 ? " for rank "
+                          : " for ranks ",
                  ranks);
         operation->warn_ns = INT64_MAX;
     }

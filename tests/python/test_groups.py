@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import mccl
 from mccl import _lib
 from mccl.torch import rendezvous
+from mccl.torch.members import Members
 from patterns import assert_same, reduced, tensor
 from ranks import Pool
 
@@ -275,3 +277,33 @@ def test_no_python_threads_before_the_first_future() -> None:
         assert pool.run(2, check_thread_count) == [1, 1]
     finally:
         pool.close()
+
+
+class PlainStore(dist.Store):
+    """A store in Python that has no compare_set, as torch allows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: Any) -> None:
+        self.values[key] = value if isinstance(value, bytes) else value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+    def delete_key(self, key: str) -> bool:
+        return self.values.pop(key, None) is not None
+
+
+@pytest.mark.parametrize("members", [None, Members([0, 1], "world")])
+def test_a_store_that_cannot_compare(members: Members | None) -> None:
+    store = PlainStore()
+    with ThreadPoolExecutor(2) as pool:
+        comms = list(pool.map(lambda r: rendezvous.meet(store, r, 2, "g", 20_000, "", members), range(2)))
+    for rank, comm in enumerate(comms):
+        assert (comm.rank, comm.size) == (rank, 2)
+        comm.destroy()

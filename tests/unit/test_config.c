@@ -221,8 +221,8 @@ static const struct {
      "with commas between"},
     /* asked for, but not there yet */
     {"MCCL_TRANSPORT", "rdma",
-     "MCCL_TRANSPORT=rdma (environment): there are no RDMA links in this version; use auto or "
-     "tcp"},
+     "MCCL_TRANSPORT=rdma (environment): there are no RDMA links in this version; use auto, "
+     "tcp or shm"},
     {"MCCL_TRANSPORT_CRC", "on",
      "MCCL_TRANSPORT_CRC=on (environment): there are no checksums in this version; use off"},
     {"MCCL_COMPRESSION", "fp16",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mccl import _lib
-from mccl._errors import MCCLError, error_from
+from mccl._errors import MCCLConnectError, MCCLError, error_from
 from mccl.torch.store import Answer, PatientStore
 
 _LOOK_S = 0.2
@@ -47,7 +47,10 @@ class Roll:
     def enter(self) -> None:
         """MCCLMismatchError if a rank with other members was here before, which is told."""
         what = "compare the group's members"
-        first = _text(self._store.call(what, "compare_set", self._first_key, "", self._mine))
+        try:
+            first = _text(self._store.call(what, "compare_set", self._first_key, "", self._mine))
+        except MCCLConnectError:  # not every store can; one that is gone fails the next call
+            return
         if first != self._mine:
             self._store.call(what, "set", self._other_key, self._mine)
             raise self._clash(first)
