@@ -59,6 +59,7 @@ class Zygote:
                 "OMP_NUM_THREADS": "1",
                 "OPENBLAS_NUM_THREADS": "1",
                 "PYTHONFAULTHANDLER": "1",
+                "TORCH_CPP_LOG_LEVEL": "ERROR",  # its store warns when a busy system is slow to name a host
                 **env,
             },
         )
