@@ -470,7 +470,7 @@ static bool move_collectives(struct mccl_comm *comm)
             moved |= pump_sends(comm, link);
         /* A stream at its end has no more events to tell, also of a receive that comes later. */
         if (link->readable ||
-            (link->recv_op && (read_blindly || link->link->at_end || link->link->ops->arm)))
+            (link->recv_op && (read_blindly || link->link->at_end || link->link->silent)))
             moved |= pump_receives(comm, link);
     }
     moved |= compute(comm);
@@ -509,7 +509,7 @@ bool progress_arm(struct mccl_comm *comm)
     bool news = false;
     for (int peer = 0; peer < comm->n_ranks && !atomic_load(&comm->failed); peer++) {
         const struct engine_link *link = &comm->engine.links[peer];
-        if (link->link && link->link->ops->arm)
+        if (link->link && link->link->silent)
             news |= link->link->ops->arm(link->link,
                                          link->recv_op && (!link->has_frame || link->receiving));
     }

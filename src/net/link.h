@@ -41,7 +41,7 @@ struct link_ops {
 
     /* The owner is about to sleep on the descriptor, which from now on tells what happens; until
      * then it may not. `receiving`: what arrives is of interest. True if something can be done at
-     * once. NULL: the descriptor always tells. With it, a link is looked at in every round. */
+     * once. For links that are `silent`. */
     bool (*arm)(struct link *link, bool receiving);
 
     /* Nothing more will be sent: drops what is not handed over; the peer sees the end of the stream
@@ -59,8 +59,8 @@ struct link_ops {
 
 struct link {
     const struct link_ops *ops;
-    const char *name;                    /* kind of transport */
-    uint64_t n_sent;                     /* messages completely handed over, in order of `send` */
+    bool silent;     /* the descriptor tells only after `arm`: look at it in every round */
+    uint64_t n_sent; /* messages completely handed over, in order of `send` */
     uint64_t bytes_sent, bytes_received; /* payload of complete messages */
     uint64_t moved; /* every byte in or out: tells the engine whether a call got anywhere */
     bool at_end;    /* the peer closed in an orderly way and everything was read */

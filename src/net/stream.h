@@ -16,7 +16,6 @@
 struct stream;
 
 struct stream_ops {
-    const char *name;
     /* As os_socket_send and os_socket_recv: bytes moved, which may be fewer than asked for; 0 at
      * the end of the stream (recv); -1 for not now; -2 for an error, with errno. */
     ptrdiff_t (*send)(struct stream *stream, const struct iovec *iov, int n);

@@ -263,16 +263,6 @@ static const struct link_ops ops = {
     .flush = stream_flush,
     .peek = stream_peek,
     .receive = stream_receive,
-    .end = stream_end,
-    .descriptor = stream_descriptor,
-    .close = stream_close,
-};
-
-static const struct link_ops silent_ops = {
-    .send = stream_send,
-    .flush = stream_flush,
-    .peek = stream_peek,
-    .receive = stream_receive,
     .arm = stream_arm,
     .end = stream_end,
     .descriptor = stream_descriptor,
@@ -288,8 +278,8 @@ mccl_result link_over_stream(struct stream *stream, const void *early, size_t ea
         stream->ops->close(stream);
         return error_set(MCCL_ERR_NO_MEMORY, "no memory for a link");
     }
-    self->base.ops = stream->ops->arm ? &silent_ops : &ops;
-    self->base.name = stream->ops->name;
+    self->base.ops = &ops;
+    self->base.silent = stream->ops->arm != NULL;
     self->stream = stream;
     if (early_size > 0)
         memcpy(self->ahead, early, early_size);

@@ -42,7 +42,6 @@ static void tcp_close(struct stream *stream)
 }
 
 static const struct stream_ops tcp_ops = {
-    .name = "tcp",
     .send = tcp_send,
     .recv = tcp_recv,
     .end = tcp_end,

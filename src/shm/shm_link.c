@@ -344,7 +344,6 @@ static void shm_close(struct stream *stream)
 }
 
 static const struct stream_ops shm_ops = {
-    .name = "shared memory",
     .send = shm_send,
     .recv = shm_recv,
     .arm = shm_arm,

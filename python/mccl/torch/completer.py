@@ -86,9 +86,8 @@ class Completer:
             return
         key = next(self._keys)
         self._works[key] = work
-        if (
-            open_lead := self._open_lead
-        ):  # set before the leader counted the works: one of both sees the other
+        # The leader opens the lead, then counts the works: if it has not seen this one, its number is here.
+        if open_lead := self._open_lead:
             self._offers.put(open_lead)
         for request in work.requests:
             check(_lib.lib().mccl_queue_add(self._queue, request.slot, key))
