@@ -5,6 +5,8 @@
  */
 #include "api/call.h"
 
+#include "comm/small.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -90,15 +92,20 @@ static void copy_arrays(struct coll_call *coll, int n, void *memory)
 
 /* ---- submission ---- */
 
-static mccl_result build(struct mccl_comm *comm, struct operation *operation)
+static struct coll_env env_of(const struct mccl_comm *comm)
 {
     const struct settings *settings = &comm->settings;
-    const struct coll_env env = {.rank = comm->rank,
-                                 .n_ranks = comm->n_ranks,
-                                 .chunk_bytes = (size_t)settings->chunk_bytes,
-                                 .small_bytes = (size_t)settings->small_msg_threshold,
-                                 .allreduce_algo = settings->allreduce_algo,
-                                 .ring_algo = settings->ring_algo};
+    return (struct coll_env){.rank = comm->rank,
+                             .n_ranks = comm->n_ranks,
+                             .chunk_bytes = (size_t)settings->chunk_bytes,
+                             .small_bytes = (size_t)settings->small_msg_threshold,
+                             .allreduce_algo = settings->allreduce_algo,
+                             .ring_algo = settings->ring_algo};
+}
+
+static mccl_result build(struct mccl_comm *comm, struct operation *operation)
+{
+    const struct coll_env env = env_of(comm);
     return coll_plan(operation->call, &env, &operation->schedule);
 }
 
@@ -120,28 +127,36 @@ static mccl_result fill_operation(struct operation *operation, const struct call
     return MCCL_OK;
 }
 
-/* Takes one of the request's references on success. */
-static mccl_result start_collective(const struct call *call, mccl_request *request, bool attended)
+/* The operation of `request`, which keeps both references. */
+static mccl_result make_operation(const struct call *call, mccl_request *request,
+                                  struct operation **made)
 {
     struct mccl_comm *comm = call->comm;
     struct operation *operation = engine_operation(comm);
     if (!operation)
         return error_set(MCCL_ERR_NO_MEMORY, "no memory for an operation");
-    mccl_result result = fill_operation(operation, call);
-    if (result == MCCL_OK) {
-        operation->request = request;
-        operation->signature = request->signature;
-        operation->submitted_ns = os_now_ns();
-        const int64_t ms =
-            call->options.timeout_ms > 0 ? call->options.timeout_ms : comm->operation_ms;
-        const int64_t deadline_ns = request_until(ms);
-        operation->deadline_ns = deadline_ns < 0 ? INT64_MAX : deadline_ns;
-        operation->warn_ns = operation->submitted_ns + comm->warn_ms * OS_MS;
-        result = engine_submit(comm, operation, attended);
-    }
-    if (result != MCCL_OK)
+    const mccl_result result = fill_operation(operation, call);
+    if (result != MCCL_OK) {
         engine_operation_free(comm, operation);
-    return result;
+        return result;
+    }
+    operation->request = request;
+    operation->signature = request->signature;
+    operation->submitted_ns = os_now_ns();
+    const int64_t ms = call->options.timeout_ms > 0 ? call->options.timeout_ms : comm->operation_ms;
+    const int64_t deadline_ns = request_until(operation->submitted_ns, ms);
+    operation->deadline_ns = deadline_ns < 0 ? INT64_MAX : deadline_ns;
+    operation->warn_ns = operation->submitted_ns + comm->warn_ms * OS_MS;
+    *made = operation;
+    return MCCL_OK;
+}
+
+/* Takes one of the request's references on success. */
+static mccl_result start_collective(const struct call *call, mccl_request *request, bool attended)
+{
+    struct operation *operation;
+    TRY(make_operation(call, request, &operation));
+    return engine_submit(call->comm, operation, attended);
 }
 
 static mccl_result start_message(const struct call *call, mccl_request *request, bool attended)
@@ -150,7 +165,7 @@ static mccl_result start_message(const struct call *call, mccl_request *request,
     const bool is_send = coll->kind == OP_SEND;
     const int64_t ms =
         call->options.timeout_ms > 0 ? call->options.timeout_ms : call->comm->operation_ms;
-    const int64_t deadline_ns = request_until(ms);
+    const int64_t deadline_ns = request_until(os_now_ns(), ms);
     union {
         const void *in;
         void *out;
@@ -173,7 +188,6 @@ static mccl_result start(const struct call *call, bool attended, mccl_request **
     if (!request)
         return error_set(MCCL_ERR_NO_MEMORY, "no memory for a request");
     request->bytes = call->bytes;
-    request_acquire(request);
     const mccl_result result = message ? start_message(call, request, attended)
                                        : start_collective(call, request, attended);
     if (result != MCCL_OK) {
@@ -190,6 +204,65 @@ static mccl_result finish(mccl_request *request)
     const mccl_result result = mccl_request_wait(request, -1);
     request_release(request);
     return result;
+}
+
+/* ---- the short way ---- */
+
+static bool is_small(const struct call *call)
+{
+    const struct coll_call *coll = &call->coll;
+    const struct coll_env env = env_of(call->comm);
+    return coll->kind == OP_ALL_REDUCE && coll->op != MCCL_PREMUL_SUM && call->bytes > 0 &&
+           call->bytes <= SMALL_BYTES && env.n_ranks > 1 && env.n_ranks <= SMALL_RANKS &&
+           coll_choose(coll, &env) == ALGO_DIRECT && call->bytes <= env.chunk_bytes;
+}
+
+/* It did not get through at once: an operation like any other, which goes on from there. */
+static mccl_result resume(const struct call *call, const struct signature *signature, uint32_t seq,
+                          uint32_t arrived, mccl_request **started)
+{
+    struct mccl_comm *comm = call->comm;
+    struct operation *operation = NULL;
+    mccl_request *request = request_create(comm, signature);
+    if (!request || make_operation(call, request, &operation) != MCCL_OK) {
+        small_give_up(comm);
+        if (request) {
+            request_release(request);
+            request_release(request);
+        }
+        return comm_cause(comm);
+    }
+    request->bytes = call->bytes;
+    operation->seq = request->seq = seq;
+    small_resume(comm, operation, arrived);
+    *started = request;
+    return MCCL_OK;
+}
+
+/* Submits a call that its caller waits for. *started is NULL if it is done. */
+static mccl_result start_attended(const struct call *call, mccl_request **started)
+{
+    const struct coll_call *coll = &call->coll;
+    struct small_all_reduce small = {.send = coll->send,
+                                     .recv = coll->recv,
+                                     .count = coll->count,
+                                     .bytes = call->bytes,
+                                     .dtype = coll->dtype,
+                                     .op = coll->op};
+    uint32_t seq, arrived;
+    if (!is_small(call))
+        return start(call, true, started);
+    coll_signature(coll, call->comm->n_ranks, &small.signature);
+    switch (small_all_reduce(call->comm, &small, &seq, &arrived)) {
+    case SMALL_DONE:
+        *started = NULL;
+        return MCCL_OK;
+    case SMALL_STALLED:
+        return resume(call, &small.signature, seq, arrived, started);
+    case SMALL_NO:
+        break;
+    }
+    return start(call, true, started);
 }
 
 static mccl_result defer(const struct call *call)
@@ -236,12 +309,17 @@ mccl_result call_run(const struct call *call)
     TRY(comm_check(call->comm, op_kind_name(call->coll.kind)));
     TRY(engine_make_room(call->comm));
     mccl_request *request;
-    TRY(start(call, !call->request || call->wait_ms > 0, &request));
+    if (call->request && call->wait_ms == 0)
+        return start(call, false, call->request);
+    TRY(start_attended(call, &request));
+    if (!request) {
+        if (call->request)
+            *call->request = NULL;
+        return MCCL_OK;
+    }
     if (!call->request)
         return finish(request);
     *call->request = request;
-    if (call->wait_ms == 0)
-        return MCCL_OK;
     const mccl_result result = mccl_request_wait(request, call->wait_ms);
     if (result != MCCL_IN_PROGRESS) {
         *call->request = NULL;

@@ -173,7 +173,7 @@ mccl_result mccl_comm_wait_ready(mccl_comm *comm, int64_t timeout_ms)
         return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_comm_wait_ready: comm is NULL");
     if (comm->fork_generation != os_fork_generation())
         return comm_check(comm, "mccl_comm_wait_ready");
-    const int64_t until_ns = request_until(timeout_ms);
+    const int64_t until_ns = request_until(os_now_ns(), timeout_ms);
     for (;;) {
         const uint32_t phase = atomic_load(&comm->phase);
         if (phase == COMM_READY)

@@ -18,6 +18,8 @@
 /* Rounds whose steps are remembered; more than PIECE_DEPTH and DELIVERY_LAG. */
 #define HISTORY 8u
 /* A result slot is used again PIECE_DEPTH rounds later: its message must exist by then. */
+/* So many ranks are remembered without an allocation. */
+#define FEW_RANKS 8
 _Static_assert(DELIVERY_LAG < PIECE_DEPTH && PIECE_DEPTH < HISTORY, "steps forgotten too early");
 
 /* The part of the vector that one rank owns, as this rank sees it. */
@@ -50,7 +52,9 @@ struct job {
     uint32_t *sent;    /* [HISTORY][n] by peer */
     uint32_t *arrived; /* [n], this round */
     uint32_t reduced[HISTORY], delivered[HISTORY];
-    const void **srcs; /* [n] by rank, this round */
+    const void **srcs;                             /* [n] by rank, this round */
+    uint32_t few_steps[(HISTORY + 1) * FEW_RANKS]; /* where the arrays lie if they fit */
+    const void *few_srcs[FEW_RANKS];
 };
 
 /* A slice of the whole vector; `index` of shards. */
@@ -286,8 +290,12 @@ static bool reserve(struct job *job)
     job->operands = scratch;
     job->scaled = scratch == NULL ? NULL : scratch + operands;
     job->results = scratch == NULL ? NULL : scratch + operands + scaled;
-    job->sent = malloc((HISTORY + 1) * (size_t)job->n * sizeof(*job->sent));
-    job->srcs = malloc((size_t)job->n * sizeof(*job->srcs));
+    job->sent = job->few_steps;
+    job->srcs = job->few_srcs;
+    if (job->n > FEW_RANKS) {
+        job->sent = malloc((HISTORY + 1) * (size_t)job->n * sizeof(*job->sent));
+        job->srcs = malloc((size_t)job->n * sizeof(*job->srcs));
+    }
     if (job->sent == NULL || job->srcs == NULL)
         job->schedule->failed = MCCL_ERR_NO_MEMORY;
     else
@@ -319,6 +327,8 @@ void build_owners(const struct coll_call *call, const struct coll_env *env,
                 deliver(&job, round - DELIVERY_LAG);
         }
     }
-    free(job.sent);
-    free(job.srcs);
+    if (job.n > FEW_RANKS) {
+        free(job.sent);
+        free(job.srcs);
+    }
 }

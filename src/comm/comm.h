@@ -58,6 +58,7 @@ struct mccl_comm {
     uint64_t generation;
     uint32_t n_splits; /* under engine.submit_lock */
     int ranks_on_host; /* set before READY */
+    bool may_spin;     /* each of them can have a core; set before READY */
     struct endpoint *endpoint;
 
     /* endpoint's lock */

@@ -81,6 +81,7 @@ void comm_start_mesh(struct mccl_comm *comm, const struct wire_member *table)
             memcmp(to->member.host_id, comm->endpoint->host_id, sizeof to->member.host_id) == 0;
         comm->ranks_on_host += peer != comm->rank && to->same_host;
     }
+    comm->may_spin = comm->ranks_on_host <= os_cpu_count();
     comm->deadline_ns = deadline_ns;
     /* Links that came while we were checking in are there already. */
     comm->links_missing = 0;

@@ -40,7 +40,6 @@ mccl_result engine_init(struct mccl_comm *comm)
     struct engine *engine = &comm->engine;
     TRY(os_poller_create(&engine->poller));
     pthread_mutex_init(&engine->submit_lock, NULL);
-    pthread_mutex_init(&engine->signature_lock, NULL);
     pthread_mutex_init(&engine->thread_lock, NULL);
     engine->links = calloc((size_t)comm->n_ranks, sizeof *engine->links);
     engine->ready_cap = 64;
@@ -75,13 +74,14 @@ void engine_fini(struct mccl_comm *comm)
         if (engine->links[peer].link)
             engine->links[peer].link->ops->close(engine->links[peer].link);
     free_operations(engine->free_operations);
+    free_operations(atomic_load(&engine->spare_operation));
+    free(atomic_load(&engine->spare_request));
     p2p_destroy(engine->p2p);
     free(engine->ready);
     free(engine->links);
     if (engine->poller) {
         os_poller_destroy(engine->poller);
         pthread_mutex_destroy(&engine->submit_lock);
-        pthread_mutex_destroy(&engine->signature_lock);
         pthread_mutex_destroy(&engine->thread_lock);
     }
 }
@@ -123,8 +123,12 @@ static bool has_news(const struct mccl_comm *comm, bool full)
            atomic_load(&engine->n_incoming_hint) > 0 || p2p_has_news(comm);
 }
 
-/* Gives the token back and sees to it that whoever needs it next knows. */
-static void leave(struct mccl_comm *comm)
+bool engine_enter(struct mccl_comm *comm)
+{
+    return take_token(&comm->engine);
+}
+
+void engine_leave(struct mccl_comm *comm)
 {
     struct engine *engine = &comm->engine;
     for (;;) {
@@ -186,22 +190,28 @@ static void drive(struct mccl_comm *comm, const struct goal *goal)
     struct engine *engine = &comm->engine;
     /* Spinning only pays while every rank of the host can have a core; a background thread never
      * spins, since the core it would take belongs to the computation it hides behind. */
-    const bool may_spin = !goal->unattended && comm->ranks_on_host <= os_cpu_count();
+    const bool may_spin = !goal->unattended && comm->may_spin;
     int64_t spin_until_ns = 0;
     int yields = 0;
-    for (unsigned round = 0;; round++) {
+    bool moved_since = true; /* the last look at the clock; nobody drove before */
+    for (unsigned round = 1;; round++) {
         const bool moved = progress_step(comm);
         if (reached(engine, goal))
             return;
         if (moved) {
+            moved_since = true;
             spin_until_ns = 0;
             yields = 0;
-            if (round % CLOCK_EVERY != 0)
-                continue;
+        }
+        if ((moved || may_spin) && round % CLOCK_EVERY != 0) {
+            if (!moved)
+                os_cpu_relax();
+            continue;
         }
         const int64_t now_ns = os_now_ns();
-        if (moved)
+        if (moved_since)
             engine->last_progress_ns = now_ns;
+        moved_since = false;
         const int64_t wake_ns = progress_check_time(comm, now_ns, PROBE_AFTER_NS);
         if (goal->until_ns >= 0 && now_ns >= goal->until_ns)
             return;
@@ -229,9 +239,8 @@ static void pursue(struct mccl_comm *comm, const struct goal *goal)
         if (goal->until_ns >= 0 && now_ns >= goal->until_ns)
             return;
         if (take_token(engine)) {
-            engine->last_progress_ns = os_now_ns();
             drive(comm, goal);
-            leave(comm);
+            engine_leave(comm);
             continue;
         }
         const uint32_t events = atomic_load(&engine->events);
@@ -254,7 +263,7 @@ void engine_poke(struct mccl_comm *comm)
     progress_step(comm);
     const int64_t now_ns = os_now_ns();
     progress_check_time(comm, now_ns, PROBE_AFTER_NS);
-    leave(comm);
+    engine_leave(comm);
 }
 
 /* ---- background thread ---- */
@@ -266,9 +275,8 @@ static void background(void *arg)
     while (!atomic_load(&engine->thread_stop)) {
         const uint32_t signal = atomic_load(&engine->thread_signal);
         if (atomic_load(&engine->n_unattended) > 0 && take_token(engine)) {
-            engine->last_progress_ns = os_now_ns();
             drive(comm, &(struct goal){.unattended = true, .until_ns = -1});
-            leave(comm);
+            engine_leave(comm);
             continue;
         }
         atomic_store(&engine->thread_idle, true);
@@ -333,11 +341,14 @@ void engine_attend_in_background(struct mccl_comm *comm, mccl_request *request)
 struct operation *engine_operation(struct mccl_comm *comm)
 {
     struct engine *engine = &comm->engine;
-    pthread_mutex_lock(&engine->submit_lock);
-    struct operation *operation = engine->free_operations;
-    if (operation)
-        engine->free_operations = operation->next;
-    pthread_mutex_unlock(&engine->submit_lock);
+    struct operation *operation = atomic_exchange(&engine->spare_operation, NULL);
+    if (!operation) {
+        pthread_mutex_lock(&engine->submit_lock);
+        operation = engine->free_operations;
+        if (operation)
+            engine->free_operations = operation->next;
+        pthread_mutex_unlock(&engine->submit_lock);
+    }
     if (!operation)
         operation = calloc(1, sizeof *operation);
     if (!operation)
@@ -353,33 +364,35 @@ struct operation *engine_operation(struct mccl_comm *comm)
 void engine_operation_free(struct mccl_comm *comm, struct operation *operation)
 {
     struct engine *engine = &comm->engine;
+    operation = atomic_exchange(&engine->spare_operation, operation);
+    if (!operation)
+        return;
     pthread_mutex_lock(&engine->submit_lock);
     operation->next = engine->free_operations;
     engine->free_operations = operation;
     pthread_mutex_unlock(&engine->submit_lock);
 }
 
+/* submit_lock held. */
 static void remember_signature(struct engine *engine, uint32_t seq,
                                const struct signature *signature)
 {
-    pthread_mutex_lock(&engine->signature_lock);
     engine->signatures[seq % ENGINE_SIGNATURES] = *signature;
     engine->last_seq = seq;
     engine->any_signature = true;
-    pthread_mutex_unlock(&engine->signature_lock);
 }
 
 bool engine_signature(struct mccl_comm *comm, uint32_t seq, struct signature *signature,
                       bool *submitted)
 {
     struct engine *engine = &comm->engine;
-    pthread_mutex_lock(&engine->signature_lock);
+    pthread_mutex_lock(&engine->submit_lock);
     const int32_t ahead = (int32_t)(seq - engine->last_seq);
     *submitted = engine->any_signature && ahead <= 0;
     const bool known = *submitted && ahead > -ENGINE_SIGNATURES;
     if (known)
         *signature = engine->signatures[seq % ENGINE_SIGNATURES];
-    pthread_mutex_unlock(&engine->signature_lock);
+    pthread_mutex_unlock(&engine->submit_lock);
     return known;
 }
 
@@ -406,14 +419,30 @@ void engine_count_in(struct mccl_comm *comm, mccl_request *request, bool attende
 void engine_kick(struct mccl_comm *comm, bool attended)
 {
     struct engine *engine = &comm->engine;
-    if (take_token(engine)) {
+    /* A waiter's own first step comes soon enough. */
+    if (!attended && take_token(engine)) {
         progress_step(comm);
-        leave(comm);
+        engine_leave(comm);
     } else if (atomic_load(&engine->blocked)) {
         os_poller_wake(engine->poller);
     }
     if (!attended && atomic_load(&engine->n_unattended) > 0)
         ensure_thread(comm);
+}
+
+bool engine_next_seq(struct mccl_comm *comm, const struct signature *signature, uint32_t *seq)
+{
+    struct engine *engine = &comm->engine;
+    pthread_mutex_lock(&engine->submit_lock);
+    const bool next = !engine->inbox;
+    if (next) {
+        *seq = engine->next_seq++;
+        remember_signature(engine, *seq, signature);
+    }
+    pthread_mutex_unlock(&engine->submit_lock);
+    if (next && atomic_load(&engine->n_probes_pending) > 0)
+        control_check_probes(comm, *seq, signature);
+    return next;
 }
 
 mccl_result engine_submit(struct mccl_comm *comm, struct operation *operation, bool attended)
@@ -479,7 +508,7 @@ void engine_quiesce(struct mccl_comm *comm)
         atomic_fetch_sub(&engine->n_waiters, 1);
     }
     progress_step(comm); /* fails everything */
-    leave(comm);
+    engine_leave(comm);
 }
 
 /* ---- completion ---- */

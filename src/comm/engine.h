@@ -24,6 +24,8 @@
 #define ENGINE_ACTIVE 8 /* operations with a live schedule; bounds scratch memory */
 #define ENGINE_SIGNATURES \
     64 /* recent operations that a peer's probe can be compared with; a power of two */
+#define SMALL_BYTES 1024 /* of one vector on the short way, see small.h */
+#define SMALL_RANKS 8
 #define LINK_POSTED 16 /* sends of a link that are queued there and not complete */
 
 struct mccl_comm;
@@ -92,15 +94,17 @@ struct engine {
     _Atomic uint32_t n_inbox;
     uint32_t next_seq;                 /* submit_lock */
     struct operation *free_operations; /* submit_lock */
+    /* One more of them, taken and given without the lock. */
+    _Atomic(struct operation *) spare_operation;
+    _Atomic(mccl_request *) spare_request; /* one that nobody refers to: saves an allocation */
     struct incoming_link
         *incoming; /* submit_lock: links from the service thread, not taken over yet */
     int n_incoming, cap_incoming;
     _Atomic uint32_t n_incoming_hint;
 
-    pthread_mutex_t signature_lock;
-    struct signature signatures[ENGINE_SIGNATURES];
-    uint32_t last_seq; /* of the newest signature */
-    bool any_signature;
+    struct signature signatures[ENGINE_SIGNATURES]; /* submit_lock */
+    uint32_t last_seq;                              /* of the newest one; submit_lock */
+    bool any_signature;                             /* submit_lock */
     _Atomic uint32_t n_probes_pending; /* peers' probes of operations that we have not reached */
 
     /* owner */
@@ -115,6 +119,7 @@ struct engine {
     struct p2p *p2p;
     _Atomic uint64_t bytes_sent, bytes_received;
     _Atomic uint64_t operations_done, errors;
+    unsigned char small[SMALL_RANKS][SMALL_BYTES]; /* arriving vectors of small.c */
     bool drained; /* everything failed; nothing will start any more */
 
     /* background thread */
@@ -134,9 +139,16 @@ void engine_operation_free(struct mccl_comm *comm, struct operation *operation);
 /* Waits, driving, while MCCL_MAX_QUEUE_DEPTH operations are outstanding; comes before a submission,
  * or before all those of a group. */
 mccl_result engine_make_room(struct mccl_comm *comm);
-/* Gives the operation (taken) its place in the order, tries a first step, and returns. `attended`:
- * a waiter follows. */
+/* Gives the operation (taken) its place in the order and returns; tries a first step unless
+ * `attended`: a waiter follows, whose own comes soon enough. */
 mccl_result engine_submit(struct mccl_comm *comm, struct operation *operation, bool attended);
+
+/* The token, for small.c. False if somebody else has it. */
+bool engine_enter(struct mccl_comm *comm);
+/* Gives it back, and sees to it that whoever needs it next knows. */
+void engine_leave(struct mccl_comm *comm);
+/* Owner: the place of an operation that starts at once. False if another one comes first. */
+bool engine_next_seq(struct mccl_comm *comm, const struct signature *signature, uint32_t *seq);
 
 /* The parts of a submission, for point-to-point: counts the request in; takes a first step or tells
  * whoever drives. */

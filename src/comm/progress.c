@@ -227,7 +227,7 @@ static void take_over_links(struct mccl_comm *comm, bool failed)
     free(incoming);
 }
 
-static void link_failed(struct mccl_comm *comm, int peer)
+void progress_link_failed(struct mccl_comm *comm, int peer)
 {
     /* The text is copied: asking the control link may overwrite it. */
     char why[256];
@@ -235,16 +235,15 @@ static void link_failed(struct mccl_comm *comm, int peer)
     control_link_lost(comm, peer, why);
 }
 
-static struct wire_frame frame_of(const struct operation *operation, uint64_t length)
+struct wire_frame progress_frame(const struct signature *signature, uint32_t seq, uint64_t length)
 {
-    const struct signature *signature = &operation->signature;
     return (struct wire_frame){.magic = WIRE_FRAME_MAGIC,
                                .version = WIRE_VERSION,
                                .type = FRAME_DATA,
                                .kind = signature->kind,
                                .dtype = signature->dtype,
                                .reduce_op = signature->reduce_op,
-                               .seq = operation->seq,
+                               .seq = seq,
                                .aux = signature->root,
                                .count = signature->count,
                                .length = length};
@@ -265,7 +264,8 @@ static bool pump_sends(struct mccl_comm *comm, struct engine_link *link)
         const struct step *step = &operation->schedule.steps[link->send_step];
         if (step->waits_for > 0 || !may_run(engine, operation))
             break;
-        const struct wire_frame frame = frame_of(operation, step->size);
+        const struct wire_frame frame =
+            progress_frame(&operation->signature, operation->seq, step->size);
         if (transport->ops->send(transport, &frame, step->src) != MCCL_OK)
             break;
         link->posted[link->n_posted++ % LINK_POSTED] =
@@ -281,7 +281,7 @@ static bool pump_sends(struct mccl_comm *comm, struct engine_link *link)
     const uint64_t before = transport->moved;
     const mccl_result result = transport->ops->flush(transport);
     if (result != MCCL_OK && result != MCCL_IN_PROGRESS) {
-        link_failed(comm, link->peer);
+        progress_link_failed(comm, link->peer);
         return true;
     }
     while (link->n_completed < transport->n_sent) {
@@ -404,14 +404,52 @@ static bool pump_receives(struct mccl_comm *comm, struct engine_link *link)
             link->readable = false;
             if (transport->at_end && link->recv_op) {
                 error_set(MCCL_ERR_PEER_LOST, "connection closed");
-                link_failed(comm, link->peer);
+                progress_link_failed(comm, link->peer);
             }
             break;
         }
-        link_failed(comm, link->peer);
+        progress_link_failed(comm, link->peer);
         break;
     }
     return moved || transport->moved != before;
+}
+
+/* Where a message from `peer` is to arrive, here and as an operand. */
+static void redirect(struct schedule *schedule, int peer, void *dst)
+{
+    struct step *step = &schedule->steps[schedule->first_recv[peer]];
+    for (uint32_t i = 0; i < schedule->n_srcs; i++)
+        if (schedule->srcs[i] == step->dst)
+            schedule->srcs[i] = dst;
+    step->dst = dst;
+}
+
+void progress_resume(struct mccl_comm *comm, struct operation *operation, uint32_t arrived)
+{
+    struct engine *engine = &comm->engine;
+    if (engine->drained) {
+        mccl_request *request = operation->request;
+        engine_operation_free(comm, operation);
+        engine_fail_request(comm, request);
+        return;
+    }
+    start_operation(comm, operation);
+    if (!operation->started) /* and so the communicator has failed */
+        return;
+    for (int peer = 0; peer < comm->n_ranks; peer++) {
+        struct engine_link *link = &engine->links[peer];
+        if (peer == comm->rank)
+            continue;
+        MCCL_ASSERT(link->send_op == operation && link->recv_op == operation);
+        redirect(&operation->schedule, peer, engine->small[peer]);
+        link->posted[link->n_posted++ % LINK_POSTED] =
+            (struct ready_step){operation, link->send_step};
+        aim_send(link, operation->next);
+    }
+    /* The last one may not end it: none of the sends is counted yet. */
+    for (int peer = 0; peer < comm->n_ranks; peer++)
+        if (peer != comm->rank && (arrived >> peer & 1))
+            received(comm, &engine->links[peer]);
 }
 
 /* ---- failure ---- */

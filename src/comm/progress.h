@@ -8,6 +8,13 @@
 
 #include "comm/engine.h"
 
+/* The header of a message of `length` bytes that belongs to a collective. */
+struct wire_frame progress_frame(const struct signature *signature, uint32_t seq, uint64_t length);
+/* What follows from an error of a data link, whose text is set. */
+void progress_link_failed(struct mccl_comm *comm, int peer);
+/* Starts an operation (taken) of small.c: its messages have left or are on their way out, those of
+ * the ranks in `arrived` lie in engine->small, where the others are to arrive too. */
+void progress_resume(struct mccl_comm *comm, struct operation *operation, uint32_t arrived);
 /* One round over everything. True if anything moved. Never blocks. */
 bool progress_step(struct mccl_comm *comm);
 /* Owner, before it sleeps in the poller: links that would not wake it are told to. True if one has

@@ -22,12 +22,14 @@ struct mccl_queue {
 
 mccl_request *request_create(struct mccl_comm *comm, const struct signature *signature)
 {
-    mccl_request *request = calloc(1, sizeof *request);
+    mccl_request *request = atomic_exchange(&comm->engine.spare_request, NULL);
+    if (!request)
+        request = malloc(sizeof *request);
     if (!request)
         return NULL;
-    atomic_init(&request->refs, 1);
+    *request = (mccl_request){.comm = comm};
+    atomic_init(&request->refs, 2);
     comm_acquire(comm);
-    request->comm = comm;
     request->signature = *signature;
     request->peer = -1;
     request->source = -1;
@@ -45,9 +47,10 @@ void request_release(mccl_request *request)
 {
     if (!request || atomic_fetch_sub(&request->refs, 1) != 1)
         return;
-    comm_release(request->comm);
+    struct mccl_comm *comm = request->comm;
     free(request->text);
-    free(request);
+    free(atomic_exchange(&comm->engine.spare_request, request));
+    comm_release(comm);
 }
 
 static void queue_release(mccl_queue *queue)
@@ -97,10 +100,10 @@ mccl_result request_report(const mccl_request *request)
                      request->text ? request->text : mccl_result_text(request->result));
 }
 
-int64_t request_until(int64_t timeout_ms)
+int64_t request_until(int64_t now_ns, int64_t timeout_ms)
 {
     /* Longer than a year means for ever, and would overflow in nanoseconds. */
-    return timeout_ms < 0 || timeout_ms > 365LL * 86400000 ? -1 : os_now_ns() + timeout_ms * OS_MS;
+    return timeout_ms < 0 || timeout_ms > 365LL * 86400000 ? -1 : now_ns + timeout_ms * OS_MS;
 }
 
 mccl_result mccl_queue_create(mccl_queue **queue)
@@ -159,7 +162,7 @@ mccl_result mccl_queue_wait(mccl_queue *queue, int64_t timeout_ms, uint64_t *use
 {
     if (!queue || !user || !result)
         return error_set(MCCL_ERR_INVALID_ARGUMENT, "mccl_queue_wait: NULL argument");
-    const int64_t until_ns = request_until(timeout_ms);
+    const int64_t until_ns = request_until(os_now_ns(), timeout_ms);
     for (;;) {
         const uint32_t events = atomic_load(&queue->events);
         if (atomic_load(&queue->closed))
@@ -208,7 +211,8 @@ mccl_result mccl_request_wait(mccl_request *request, int64_t timeout_ms)
             return error_set(MCCL_ERR_INVALID_USAGE, "mccl_request_wait: the request belongs to "
                                                      "the parent process; a forked child must make "
                                                      "a communicator of its own");
-        engine_wait(request->comm, request, request_until(timeout_ms));
+        const int64_t until_ns = timeout_ms < 0 ? -1 : request_until(os_now_ns(), timeout_ms);
+        engine_wait(request->comm, request, until_ns);
         if (!atomic_load(&request->done))
             return MCCL_IN_PROGRESS;
     }

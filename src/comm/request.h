@@ -35,7 +35,7 @@ struct mccl_request {
     struct mccl_request *queue_next;
 };
 
-/* One reference. NULL when memory is short. */
+/* Two references, for the caller and for the operation. NULL when memory is short. */
 mccl_request *request_create(struct mccl_comm *comm, const struct signature *signature);
 void request_acquire(mccl_request *request);
 void request_release(mccl_request *request);
@@ -43,7 +43,7 @@ void request_release(mccl_request *request);
 void request_finish(mccl_request *request, mccl_result result, char *text);
 /* Sets the thread's error text and returns the result of a finished request. */
 mccl_result request_report(const mccl_request *request);
-/* Point in time `timeout_ms` from now; -1 for none. */
-int64_t request_until(int64_t timeout_ms);
+/* Point in time `timeout_ms` after `now_ns`; -1 for none. */
+int64_t request_until(int64_t now_ns, int64_t timeout_ms);
 
 #endif
