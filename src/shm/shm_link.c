@@ -20,8 +20,10 @@
 #include <string.h>
 
 #define RING_BYTES \
-    ((size_t)512 << 10)         /* a power of two; two of them stay in a second-level cache */
-#define LINE 128                /* of a cache, on Apple's processors; 64 elsewhere */
+    ((size_t)512 << 10) /* a power of two; two of them stay in a second-level cache */
+#define GRAIN \
+    ((size_t)16 << 10) /* copied at a time, then the other side is told: both copy at once */
+#define LINE 128       /* of a cache, on Apple's processors; 64 elsewhere */
 #define OFFER_MAGIC 0x4d48534du /* "MSHM" */
 
 struct ring {
@@ -32,9 +34,13 @@ struct ring {
     _Alignas(LINE) unsigned char data[RING_BYTES];
 };
 
-/* By the one that dialled, then by the other one. */
+#define NONCE_BYTES 16
+
+/* Rings: by the one that dialled, then by the other one. The nonce is that of the offer: a process
+ * id means another process in another container. */
 struct segment {
     struct ring rings[2];
+    unsigned char nonce[NONCE_BYTES];
 };
 
 /* What the dialling side says first, and the answer: fd is -1 if there will be no sharing. */
@@ -42,6 +48,7 @@ struct offer {
     uint32_t magic;
     int32_t pid, fd;
     uint32_t ring_bytes;
+    unsigned char nonce[NONCE_BYTES];
 };
 
 enum state {
@@ -98,9 +105,12 @@ static void settle_for_socket(struct shm_stream *self, const char *why)
 static void make_offer(struct shm_stream *self)
 {
     void *memory = NULL;
-    self->message = (struct offer){OFFER_MAGIC, os_pid(), -1, (uint32_t)RING_BYTES};
-    if (os_shm_create(sizeof *self->segment, &memory, &self->memory_fd) == MCCL_OK) {
+    self->message = (struct offer){
+        .magic = OFFER_MAGIC, .pid = os_pid(), .fd = -1, .ring_bytes = (uint32_t)RING_BYTES};
+    if (os_random(self->message.nonce, NONCE_BYTES) == MCCL_OK &&
+        os_shm_create(sizeof *self->segment, &memory, &self->memory_fd) == MCCL_OK) {
         self->segment = memory;
+        memcpy(self->segment->nonce, self->message.nonce, NONCE_BYTES);
         self->message.fd = self->memory_fd;
     } else {
         log_info("shared memory: %s", error_text());
@@ -125,7 +135,12 @@ static bool take_offer(struct shm_stream *self)
         why = error_text();
     } else if (offer.fd >= 0) {
         self->segment = memory;
-        self->message.fd = offer.fd;
+        if (memcmp(self->segment->nonce, offer.nonce, NONCE_BYTES) == 0) {
+            self->message.fd = offer.fd;
+        } else {
+            forget_memory(self);
+            why = "the other rank's processes are not visible here";
+        }
     }
     if (!self->segment)
         log_info("no shared memory with a rank of this host, TCP instead: %s", why);
@@ -228,20 +243,51 @@ static uint64_t waiting(const struct shm_stream *self)
     return atomic_load_explicit(&self->in->written, memory_order_acquire) - self->in_taken;
 }
 
-static void put(unsigned char *ring, uint64_t at, const void *from, size_t size)
+static size_t least(size_t a, size_t b)
 {
-    const size_t start = (size_t)at % RING_BYTES;
-    const size_t first = size < RING_BYTES - start ? size : RING_BYTES - start;
-    memcpy(ring + start, from, first);
-    memcpy(ring, (const char *)from + first, size - first);
+    return a < b ? a : b;
 }
 
-static void get(void *to, const unsigned char *ring, uint64_t at, size_t size)
+static void publish_written(struct shm_stream *self)
 {
-    const size_t start = (size_t)at % RING_BYTES;
-    const size_t first = size < RING_BYTES - start ? size : RING_BYTES - start;
-    memcpy(to, ring + start, first);
-    memcpy((char *)to + first, ring, size - first);
+    atomic_store_explicit(&self->out->written, self->out_written, memory_order_release);
+    ring_bell(self, &self->out->reader_sleeps);
+}
+
+static void publish_taken(struct shm_stream *self)
+{
+    atomic_store_explicit(&self->in->taken, self->in_taken, memory_order_release);
+    ring_bell(self, &self->in->writer_sleeps);
+}
+
+/* Up to the end of the ring, or a grain. What is left of the last one is for the caller to
+ * publish. */
+static void put(struct shm_stream *self, const unsigned char *from, size_t size)
+{
+    while (size > 0) {
+        const size_t start = (size_t)self->out_written % RING_BYTES;
+        const size_t n = least(least(size, RING_BYTES - start), GRAIN);
+        memcpy(self->out->data + start, from, n);
+        self->out_written += n;
+        from += n;
+        size -= n;
+        if (n == GRAIN)
+            publish_written(self);
+    }
+}
+
+static void get(struct shm_stream *self, unsigned char *to, size_t size)
+{
+    while (size > 0) {
+        const size_t start = (size_t)self->in_taken % RING_BYTES;
+        const size_t n = least(least(size, RING_BYTES - start), GRAIN);
+        memcpy(to, self->in->data + start, n);
+        self->in_taken += n;
+        to += n;
+        size -= n;
+        if (n == GRAIN)
+            publish_taken(self);
+    }
 }
 
 static ptrdiff_t shm_send(struct stream *stream, const struct iovec *iov, int n)
@@ -257,16 +303,14 @@ static ptrdiff_t shm_send(struct stream *stream, const struct iovec *iov, int n)
     if (left > RING_BYTES)
         return out_of_step();
     for (int i = 0; i < n && left > 0; i++) {
-        const size_t size = iov[i].iov_len < left ? iov[i].iov_len : (size_t)left;
-        put(self->out->data, self->out_written + sent, iov[i].iov_base, size);
+        const size_t size = least(iov[i].iov_len, (size_t)left);
+        put(self, iov[i].iov_base, size);
         sent += size;
         left -= size;
     }
     if (sent == 0)
         return -1;
-    self->out_written += sent;
-    atomic_store_explicit(&self->out->written, self->out_written, memory_order_release);
-    ring_bell(self, &self->out->reader_sleeps);
+    publish_written(self);
     return (ptrdiff_t)sent;
 }
 
@@ -286,14 +330,11 @@ static ptrdiff_t shm_recv(struct stream *stream, const struct iovec *iov, int n)
     if (there == 0)
         return ended ? 0 : -1;
     for (int i = 0; i < n && got < there; i++) {
-        const size_t left = (size_t)there - got;
-        const size_t size = iov[i].iov_len < left ? iov[i].iov_len : left;
-        get(iov[i].iov_base, self->in->data, self->in_taken + got, size);
+        const size_t size = least(iov[i].iov_len, (size_t)there - got);
+        get(self, iov[i].iov_base, size);
         got += size;
     }
-    self->in_taken += got;
-    atomic_store_explicit(&self->in->taken, self->in_taken, memory_order_release);
-    ring_bell(self, &self->in->writer_sleeps);
+    publish_taken(self);
     return (ptrdiff_t)got;
 }
 

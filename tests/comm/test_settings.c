@@ -112,7 +112,9 @@ static struct traffic traffic_of_all_reduce(struct rank *self, const char *setti
     struct traffic traffic = {0, 0};
     float *data = calloc(count, sizeof *data);
     CHECK(data != NULL);
-    mccl_comm *comm = rank_connect_with(self, settings, 20000);
+    char with_sockets[256];
+    snprintf(with_sockets, sizeof with_sockets, "transport=tcp; %s", settings);
+    mccl_comm *comm = rank_connect_with(self, with_sockets, 20000);
     CHECK_OK(mccl_barrier(comm, NULL, NULL));
     const uint64_t payload_before = bytes_sent(comm);
     wire_read(&before);

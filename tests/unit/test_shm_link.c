@@ -25,13 +25,15 @@ struct ring {
 };
 struct segment {
     struct ring to_link, from_link;
+    unsigned char nonce[16];
 };
 struct offer {
     uint32_t magic;
     int32_t pid, fd;
     uint32_t ring_bytes;
+    unsigned char nonce[16];
 };
-static const struct offer honest = {0x4d48534du, 0, -1, RING_BYTES};
+static const struct offer honest = {0x4d48534du, 0, -1, RING_BYTES, "fifteen letters"};
 
 struct side {
     int fd, memory_fd;
@@ -50,6 +52,7 @@ static struct side meet(bool willing)
     CHECK_EQ_I64(link_shm_create(ends[1], false, willing, &side.link), MCCL_OK);
     CHECK_EQ_I64(os_shm_create(sizeof *side.segment, &memory, &side.memory_fd), MCCL_OK);
     side.segment = memory;
+    memcpy(side.segment->nonce, honest.nonce, sizeof honest.nonce);
     return side;
 }
 
@@ -206,7 +209,7 @@ static void test_end_too_early(void)
 static void test_refused(void)
 {
     const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 7; i++) {
         struct side side = meet(i != 0);
         struct offer wrong = offer_of(&side);
         void *small = NULL;
@@ -227,6 +230,9 @@ static void test_refused(void)
             break;
         case 5:
             wrong.ring_bytes++;
+            break;
+        case 6: /* right in all but that it is not the one that was meant */
+            wrong.nonce[15]++;
             break;
         default:
             break;
