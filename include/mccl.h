@@ -318,6 +318,22 @@ MCCL_API mccl_result mccl_all_reduce(const void *send, void *recv, size_t count,
                                      mccl_op op, mccl_comm *comm, mccl_stream *stream,
                                      mccl_request **request);
 
+/* The same with its arguments in a struct that a caller may keep from call to call: foreign
+ * function interfaces, such as Python's ctypes, pay for each argument. `request` is a result: NULL
+ * after an error. */
+typedef struct mccl_all_reduce_args {
+    size_t size; /* sizeof(mccl_all_reduce_args) */
+    const void *send;
+    void *recv;
+    size_t count;
+    mccl_dtype dtype;
+    mccl_op op;
+    mccl_comm *comm;
+    mccl_stream *stream;
+    mccl_request *request;
+} mccl_all_reduce_args;
+MCCL_API mccl_result mccl_all_reduce_by(mccl_all_reduce_args *args);
+
 /* As all_reduce, result on `root` only; elsewhere `recv` is ignored and `send` unchanged. In place:
  * send == recv. */
 MCCL_API mccl_result mccl_reduce(const void *send, void *recv, size_t count, mccl_dtype dtype,

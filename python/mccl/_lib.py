@@ -70,6 +70,22 @@ class Options(ctypes.Structure):
     ]
 
 
+class AllReduceArgs(ctypes.Structure):
+    """``mccl_all_reduce_args``: what mccl_all_reduce takes, in one place."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("send", c_void_p),
+        ("recv", c_void_p),
+        ("count", c_size_t),
+        ("dtype", c_int),
+        ("op", c_int),
+        ("comm", c_void_p),
+        ("stream", c_void_p),
+        ("request", c_void_p),
+    ]
+
+
 class Stats(ctypes.Structure):
     """``mccl_stats``."""
 
@@ -108,7 +124,8 @@ class SettingInfo(ctypes.Structure):
 _TAIL = (c_void_p, c_void_p, c_void_p)
 
 # name: (result, parameters). On the way of every operation, pointers are plain addresses: byref() is faster.
-_PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
+# None: not checked nor converted, which is faster still; the caller passes what byref() gives.
+_PROTOTYPES: dict[str, tuple[object, tuple[object, ...] | None]] = {
     "mccl_result_name": (c_char_p, (c_int,)),
     "mccl_result_text": (c_char_p, (c_int,)),
     "mccl_last_error": (c_char_p, ()),
@@ -130,6 +147,7 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "mccl_stream_set_wait": (c_int, (c_void_p, c_uint32)),
     "mccl_set_options": (c_int, (c_void_p,)),
     "mccl_all_reduce": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, *_TAIL)),
+    "mccl_all_reduce_by": (c_int, None),
     "mccl_reduce": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, *_TAIL)),
     "mccl_broadcast": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, *_TAIL)),
     "mccl_all_gather": (c_int, (c_void_p, c_void_p, c_size_t, c_int, *_TAIL)),

@@ -177,6 +177,17 @@ mccl_result mccl_all_reduce(const void *send, void *recv, size_t count, mccl_dty
     return finish(&check);
 }
 
+mccl_result mccl_all_reduce_by(mccl_all_reduce_args *args)
+{
+    if (!args || args->size != sizeof *args)
+        return call_refuse(error_set(MCCL_ERR_INVALID_ARGUMENT,
+                                     "mccl_all_reduce_by: size is %zu, expected %zu",
+                                     args ? args->size : 0, sizeof *args));
+    args->request = NULL;
+    return mccl_all_reduce(args->send, args->recv, args->count, args->dtype, args->op, args->comm,
+                           args->stream, &args->request);
+}
+
 mccl_result mccl_reduce(const void *send, void *recv, size_t count, mccl_dtype dtype, mccl_op op,
                         int root, mccl_comm *comm, mccl_stream *stream, mccl_request **request)
 {

@@ -240,6 +240,36 @@ static void waits_in_the_call(struct rank *self, mccl_comm *comm)
     free(data);
 }
 
+static void arguments_in_a_struct(struct rank *self, mccl_comm *comm)
+{
+    int32_t *first = numbers(self, 31), *second = numbers(self, 32);
+    mccl_stream *stream;
+    CHECK_OK(mccl_stream_create(MCCL_DEVICE_HOST, NULL, &stream));
+    mccl_all_reduce_args args = {sizeof args, first, first,  COUNT, MCCL_INT32,
+                                 MCCL_SUM,    comm,  stream, NULL};
+    CHECK_OK(mccl_all_reduce_by(&args));
+    CHECK(args.request != NULL);
+    CHECK_OK(mccl_request_wait(args.request, -1));
+    CHECK_OK(mccl_request_free(args.request));
+    check_sum(self, first, 31);
+    CHECK_OK(mccl_stream_set_wait(stream, 20000));
+    args.send = args.recv = second;
+    CHECK_OK(mccl_all_reduce_by(&args));
+    CHECK(args.request == NULL);
+    check_sum(self, second, 32);
+    args.request = (mccl_request *)self; /* overwritten, also by what is refused */
+    args.dtype = (mccl_dtype)1000;
+    CHECK_RESULT(mccl_all_reduce_by(&args), MCCL_ERR_INVALID_ARGUMENT);
+    CHECK(args.request == NULL);
+    args.size--;
+    CHECK_RESULT(mccl_all_reduce_by(&args), MCCL_ERR_INVALID_ARGUMENT);
+    CHECK_HAS(mccl_last_error(), "mccl_all_reduce_by: size is");
+    CHECK_RESULT(mccl_all_reduce_by(NULL), MCCL_ERR_INVALID_ARGUMENT);
+    CHECK_OK(mccl_stream_destroy(stream));
+    free(first);
+    free(second);
+}
+
 static void outlives_communicator(struct rank *self)
 {
     mccl_comm *comm = rank_connect_with(self, NULL, 20000);
@@ -343,6 +373,7 @@ static void rank_main(struct rank *self)
     groups(self, comm, other);
     group_error(self, comm);
     waits_in_the_call(self, comm);
+    arguments_in_a_struct(self, comm);
     CHECK_OK(mccl_barrier(comm, NULL, NULL));
     CHECK_OK(mccl_comm_destroy(other));
     CHECK_OK(mccl_comm_destroy(comm));

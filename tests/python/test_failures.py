@@ -204,6 +204,39 @@ def test_ctrl_c_interrupts_a_wait(pool: Pool, kind: str) -> None:
     assert late is not None and late < 0.5
 
 
+def interrupt_call(rank: int, n: int, kind: str) -> float | None:
+    """A call that waits itself; rank 1 comes late. What was begun goes on."""
+    group: Any = dist.new_group()
+    dist.barrier(group=group)
+    value = torch.arange(5.0) + rank
+
+    def call() -> None:
+        if kind == "all_reduce":
+            dist.all_reduce(value, group=group)
+        else:
+            dist.broadcast(value, 1, group=group)
+
+    late = None
+    if rank == 0:
+        late = seconds_to_interrupt(call)
+        assert len(group._comm.pending) == 1
+    else:
+        time.sleep(1.5)
+        call()
+    group._wait_for_pending_works()
+    assert value.tolist() == ([1, 3, 5, 7, 9] if kind == "all_reduce" else [1, 2, 3, 4, 5])
+    assert not group._comm.pending
+    call()  # and the next one is as good as new
+    assert value.tolist() == ([2, 6, 10, 14, 18] if kind == "all_reduce" else [1, 2, 3, 4, 5])
+    return late
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "broadcast"])
+def test_ctrl_c_interrupts_a_call_that_waits(pool: Pool, kind: str) -> None:
+    late = pool.run(2, interrupt_call, kind)[0]
+    assert late is not None and late < 0.5
+
+
 def interrupt_destroy(rank: int, n: int) -> float | None:
     group: Any = dist.new_group()
     late = None

@@ -52,6 +52,7 @@ TensorLists = Union[Sequence[Tensor], Sequence[Sequence[Tensor]]]
 _LARGEST_TAG = 2**31 - 1
 _PLAIN_CLASSES = (Tensor, torch.nn.Parameter)
 _REAL_DTYPES = {dtype: code for dtype, code in DTYPES.items() if not dtype.is_complex}
+_strided = torch.strided
 _AllreduceOptions = dist.AllreduceOptions
 
 
@@ -68,9 +69,9 @@ class ProcessGroupMCCL(GroupCore):
         A sparse tensor's entries may differ by rank; its call blocks, see sparse.py. Short form:
         ``allreduce(tensor, ReduceOp.MAX)``.
         """
-        tensor = _one(tensors, "all_reduce")
-        if opts.__class__ is _AllreduceOptions and self._allreduce_now(tensor, opts):
+        if opts.__class__ is _AllreduceOptions and self._allreduce_now(tensors, opts):
             return FINISHED
+        tensor = _one(tensors, "all_reduce")
         if isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo:
             return self._allreduce_sparse(tensor, opts, op, timeout)
         dtype = dtype_code(tensor, "all_reduce")
@@ -82,43 +83,41 @@ class ProcessGroupMCCL(GroupCore):
             buffers, self._lib.mccl_all_reduce, arguments, [tensor], opts, timeout=timeout, factor=factor
         )
 
-    def _allreduce_now(self, tensor: Tensor, opts: Any) -> bool:
+    def _allreduce_now(self, tensors: Tensors, opts: Any) -> bool:
         """The short way for a plain dense tensor that the caller waits for: what a small one costs is time in
         Python, so nothing is called here that need not be. False if it is not so simple; nothing has
         happened then.
         """
+        comm = self._comm
         if (
-            getattr(opts, "asyncOp", True)
+            tensors.__class__ is not list
+            or len(tensors) != 1
+            or (tensor := tensors[0]).__class__ not in _PLAIN_CLASSES
+            or getattr(opts, "asyncOp", True)
             or opts.timeout.days >= 0  # unset is negative
-            or self._comm.pending
+            or comm.pending
             or self._batches
             or self._timeout_ms
             or self._extra_ms
             or profiler._is_profiler_enabled
             or not self._sequence
-            or tensor.__class__ not in _PLAIN_CLASSES
             or not tensor.is_cpu
-            or tensor.layout is not torch.strided
+            or tensor.layout is not _strided
             or tensor.is_nested
             or not tensor.is_contiguous()
             or tensor.is_neg()
+            or (dtype := _REAL_DTYPES.get(tensor.dtype)) is None
+            or (kind := OPS[hash(opts.reduceOp)]) == PREMUL_SUM
         ):
             return False
-        kind, dtype = OPS[hash(opts.reduceOp)], _REAL_DTYPES.get(tensor.dtype)
         try:
             pointer = tensor.data_ptr()
         except RuntimeError:  # inside torch.vmap and the like
             return False
-        if kind == PREMUL_SUM or dtype is None or not pointer:
+        if not pointer or (handle := comm._handle.value) is None:
             return False
         self._sequence += 1
-        self._run(
-            self._lib.mccl_all_reduce,
-            (pointer, pointer, tensor.numel(), dtype, kind),
-            None,
-            (tensor,),
-            (),
-        )
+        self._all_reduce_in_place(tensor, pointer, dtype, kind, handle)
         return True
 
     def _allreduce_sparse(self, tensor: Tensor, opts: Any, op: Any, timeout: timedelta | None) -> WorkMCCL:
