@@ -437,6 +437,31 @@ def check_each_calls_own_timeout(rank: int, n: int) -> None:
             dist.destroy_process_group(group)
 
 
+def check_what_an_all_reduce_that_waits_is_told(rank: int, n: int) -> None:
+    """In a group that is in use already, where a call takes the short way if it can."""
+    group: Any = dist.new_group()
+    dist.barrier(group=group)
+    at_once = dist.AllreduceOptions()
+    at_once.asyncOp = False
+    value = torch.arange(3.0) + rank
+    group.allreduce([value], at_once, op=dist.ReduceOp.MAX)
+    assert value.tolist() == [n - 1, n, n + 1]
+    dist.destroy_process_group(group)
+
+    calls: list[Callable[[Any], Any]] = [
+        lambda group: group.allreduce([torch.ones(2)], options(dist.AllreduceOptions, asyncOp=False)),
+        lambda group: group.allreduce([torch.ones(2)], at_once, timeout=SHORT),
+    ]
+    for call in calls:
+        group = dist.new_group()
+        dist.barrier(group=group)
+        if rank == 0:
+            with pytest.raises(mccl.MCCLTimeoutError, match=f"all_reduce.*{SHORT_TEXT} for rank 1"):
+                call(group)
+        dist.barrier()
+        dist.destroy_process_group(group)
+
+
 def check_set_timeout(rank: int, n: int) -> None:
     """Of the group, at any time, and by every way that torch has to it."""
     long = timedelta(seconds=20)
@@ -493,7 +518,14 @@ def check_timeout_by_name(rank: int, n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "check", [check_each_calls_own_timeout, check_set_timeout, check_timeout_by_name], ids=in_order
+    "check",
+    [
+        check_each_calls_own_timeout,
+        check_what_an_all_reduce_that_waits_is_told,
+        check_set_timeout,
+        check_timeout_by_name,
+    ],
+    ids=in_order,
 )
 def test_timeouts(pool: Pool, check: Any) -> None:
     pool.run(2, check)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import struct
 import threading
 import warnings
 from collections import deque
@@ -36,10 +35,6 @@ if TYPE_CHECKING:
 
 else:
     _Base = dist.ProcessGroup
-
-# Fields of AllReduceArgs from `send` to `comm`.
-_fill = struct.Struct("@PPNiiP").pack_into
-_FROM = _lib.AllReduceArgs.send.offset
 
 _DEVICES = [torch.device("cpu"), torch.device("mps")]
 FINISHED = WorkMCCL.make_finished([])  # of all calls with asyncOp=False: done when they return
@@ -241,29 +236,8 @@ class GroupCore(_Base):
         if error is not None:
             raise error
 
-    def _all_reduce_in_place(
-        self, tensor: torch.Tensor, pointer: int, dtype: int, kind: int, handle: int
-    ) -> None:
-        """The same for an all-reduce without options and copies, at half of what ctypes costs."""
-        forms = self._forms
-        form = args, reference = forms.pop() if forms else self._make_form()
-        _fill(args, _FROM, pointer, pointer, tensor.numel(), dtype, kind, handle)
-        try:
-            code = self._all_reduce(reference)
-            while code == _lib.IN_PROGRESS:
-                code = self._lib.mccl_request_wait(args.request, WAIT_SLICE_MS)
-        except BaseException:
-            self._leave(c_void_p(args.request), (tensor,), ())
-            raise
-        error = _errors.last_error(code) if code else None
-        if args.request:
-            self._free(args.request)
-            args.request = None
-        forms.append(form)
-        if error is not None:
-            raise error
-
     def _make_form(self) -> tuple[_lib.AllReduceArgs, Any]:
+        """Arguments of an all-reduce, and their address."""
         args = _lib.AllReduceArgs(size=sizeof(_lib.AllReduceArgs), stream=self._waiting_stream)
         return args, byref(args)
 

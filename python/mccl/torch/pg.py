@@ -12,8 +12,10 @@ operation returns a WorkMCCL at once; see there for waiting and errors.
 from __future__ import annotations
 
 import operator
+import struct
 import threading
 from collections.abc import Sequence
+from ctypes import c_void_p
 from datetime import timedelta
 from typing import Any, Union
 
@@ -41,7 +43,7 @@ from mccl.torch import functional, rendezvous, sparse
 from mccl.torch.core import FINISHED, GroupCore
 from mccl.torch.members import Members
 from mccl.torch.monitored import monitored_barrier
-from mccl.torch.work import WorkMCCL, milliseconds
+from mccl.torch.work import WAIT_SLICE_MS, WorkMCCL, milliseconds
 
 _errors.also_raise_as(dist.DistBackendError)
 
@@ -52,8 +54,11 @@ TensorLists = Union[Sequence[Tensor], Sequence[Sequence[Tensor]]]
 _LARGEST_TAG = 2**31 - 1
 _PLAIN_CLASSES = (Tensor, torch.nn.Parameter)
 _REAL_DTYPES = {dtype: code for dtype, code in DTYPES.items() if not dtype.is_complex}
-_strided = torch.strided
-_AllreduceOptions = dist.AllreduceOptions
+# Those that can say that the caller waits, if this torch has them.
+_AllreduceOptions = dist.AllreduceOptions if hasattr(dist.AllreduceOptions, "asyncOp") else None
+# Fields of AllReduceArgs from `send` to `comm`.
+_fill = struct.Struct("@PPNiiP").pack_into
+_FROM = _lib.AllReduceArgs.send.offset
 
 
 class ProcessGroupMCCL(GroupCore):
@@ -69,8 +74,58 @@ class ProcessGroupMCCL(GroupCore):
         A sparse tensor's entries may differ by rank; its call blocks, see sparse.py. Short form:
         ``allreduce(tensor, ReduceOp.MAX)``.
         """
-        if opts.__class__ is _AllreduceOptions and self._allreduce_now(tensors, opts):
-            return FINISHED
+        comm = self._comm
+        # The short way for a plain dense tensor that the caller waits for. What a small one costs is time in
+        # Python, so nothing is called before the library that need not be.
+        if (
+            opts.__class__ is not _AllreduceOptions
+            or timeout is not None
+            or op is not None
+            or opts.asyncOp
+            or opts.timeout.days >= 0  # unset is negative
+            or tensors.__class__ is not list
+            or len(tensors) != 1
+            or (tensor := tensors[0]).__class__ not in _PLAIN_CLASSES
+            or (dtype := _REAL_DTYPES.get(tensor.dtype)) is None
+            or not tensor.is_cpu
+            or tensor.is_nested
+            or tensor.is_neg()
+            or comm.pending
+            or self._batches
+            or self._timeout_ms
+            or self._extra_ms
+            or not self._sequence
+            or profiler._is_profiler_enabled
+        ):
+            return self._allreduce(tensors, opts, op, timeout)
+        try:
+            pointer = tensor.is_contiguous() and tensor.data_ptr()
+        except RuntimeError:  # sparse; also inside torch.vmap and the like
+            pointer = 0
+        kind = OPS[hash(opts.reduceOp)]
+        if not pointer or kind == PREMUL_SUM or (handle := comm._handle.value) is None:
+            return self._allreduce(tensors, opts, op, timeout)
+        self._sequence += 1
+        forms = self._forms
+        form = args, reference = forms.pop() if forms else self._make_form()
+        _fill(args, _FROM, pointer, pointer, tensor.numel(), dtype, kind, handle)
+        try:
+            code = self._all_reduce(reference)
+            while code == _lib.IN_PROGRESS:  # back here once per slice, so that Ctrl-C is seen
+                code = self._lib.mccl_request_wait(args.request, WAIT_SLICE_MS)
+        except BaseException:
+            self._leave(c_void_p(args.request), (tensor,), ())
+            raise
+        error = _errors.last_error(code) if code else None
+        if args.request:
+            self._free(args.request)
+            args.request = None
+        forms.append(form)
+        if error is not None:
+            raise error
+        return FINISHED
+
+    def _allreduce(self, tensors: Tensors, opts: Any, op: Any, timeout: timedelta | None) -> WorkMCCL:
         tensor = _one(tensors, "all_reduce")
         if isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo:
             return self._allreduce_sparse(tensor, opts, op, timeout)
@@ -82,43 +137,6 @@ class ProcessGroupMCCL(GroupCore):
         return self._launch(
             buffers, self._lib.mccl_all_reduce, arguments, [tensor], opts, timeout=timeout, factor=factor
         )
-
-    def _allreduce_now(self, tensors: Tensors, opts: Any) -> bool:
-        """The short way for a plain dense tensor that the caller waits for: what a small one costs is time in
-        Python, so nothing is called here that need not be. False if it is not so simple; nothing has
-        happened then.
-        """
-        comm = self._comm
-        if (
-            tensors.__class__ is not list
-            or len(tensors) != 1
-            or (tensor := tensors[0]).__class__ not in _PLAIN_CLASSES
-            or getattr(opts, "asyncOp", True)
-            or opts.timeout.days >= 0  # unset is negative
-            or comm.pending
-            or self._batches
-            or self._timeout_ms
-            or self._extra_ms
-            or profiler._is_profiler_enabled
-            or not self._sequence
-            or not tensor.is_cpu
-            or tensor.layout is not _strided
-            or tensor.is_nested
-            or not tensor.is_contiguous()
-            or tensor.is_neg()
-            or (dtype := _REAL_DTYPES.get(tensor.dtype)) is None
-            or (kind := OPS[hash(opts.reduceOp)]) == PREMUL_SUM
-        ):
-            return False
-        try:
-            pointer = tensor.data_ptr()
-        except RuntimeError:  # inside torch.vmap and the like
-            return False
-        if not pointer or (handle := comm._handle.value) is None:
-            return False
-        self._sequence += 1
-        self._all_reduce_in_place(tensor, pointer, dtype, kind, handle)
-        return True
 
     def _allreduce_sparse(self, tensor: Tensor, opts: Any, op: Any, timeout: timedelta | None) -> WorkMCCL:
         if threading.get_ident() in self._batches:

@@ -114,7 +114,8 @@ class WorkMCCL(Work):
                     self._wait(milliseconds(timeout))
             else:
                 self._wait(milliseconds(timeout))
-        self._raise_failure()
+        if self._failure is not None:
+            raise error_from(*self._failure)
         return True
 
     def _wait(self, timeout_ms: int) -> None:
@@ -183,10 +184,6 @@ class WorkMCCL(Work):
             self._comm.batches.pop(self, None)
         if future is not None:
             future.set(self._outputs, self._failure)
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise error_from(*self._failure)
 
     # -- futures ------------------------------------------------------------------------------------------
 
