@@ -310,7 +310,7 @@ int64_t bootstrap_on_time(struct session *session, int64_t now_ns)
         return INT64_MAX;
     if (now_ns < session->status_due_ns)
         return session->status_due_ns;
-    char missing[140], present[240], text[400];
+    char missing[140], present[240], text[sizeof missing + sizeof present + 40];
     list_missing(session, missing, sizeof missing);
     list_present(session, present, sizeof present);
     snprintf(text, sizeof text, "%s to check in; those there are %s", missing, present);
