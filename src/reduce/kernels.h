@@ -20,6 +20,10 @@ typedef void reduce_fold_fn(void *dst, const void *a, const void *b, size_t n);
 typedef void reduce_map_fn(void *dst, const void *src, size_t n);
 typedef void reduce_scale_fn(void *dst, const void *src, size_t n, double factor);
 typedef void reduce_divide_fn(void *dst, size_t n, int divisor);
+/* All of a reduction of two or more sources of elements, in one pass over them; returns how many
+ * elements it did, from the first: whole tiles of them. `dst` may be one of the sources. */
+typedef size_t reduce_many_fn(void *dst, const void *const *srcs, int n_srcs, size_t n,
+                              int divisor);
 
 /* What a dtype needs whatever the operation. An accumulator is the dtype itself, or float32 for
  * 16-bit floats. */
@@ -37,6 +41,7 @@ struct reduce_type {
 struct reduce_kernel {
     reduce_fold_fn *fold; /* on accumulators */
     reduce_fold_fn *pair; /* on elements: all of a reduction of two sources */
+    reduce_many_fn *many; /* on elements; NULL: there is none, reduce.c folds */
 };
 
 struct reduce_table {
@@ -97,6 +102,67 @@ typedef double UNALIGNED any_double;
             const type b = from_b[i];                                          \
             to[i] = (expression);                                              \
         }                                                                      \
+    }
+
+/* Accumulators of one tile: eight registers, which leaves some for the sources. */
+#if defined(__AVX512F__)
+#define TILE_BYTES 512
+#elif defined(__AVX2__) || defined(__aarch64__)
+#define TILE_BYTES 256
+#else
+#define TILE_BYTES 128
+#endif
+#define TILE_OF(accumulator) (TILE_BYTES / sizeof(accumulator))
+
+/* For `load` and `store` where the accumulator is the element. */
+#define SAME(x) (x)
+
+/* In the loop over sources. GCC would otherwise exchange it with the loop over a tile's elements
+ * and keep the accumulators in memory. Generates nothing. */
+#define KEEP_LOOP_ORDER __asm__ volatile("")
+
+/* Defines a reduce_many_fn from expressions: the fold of accumulators a and b, and a divided by
+ * `divisor` (just a, where nothing is divided); and from functions: `load` makes an element an
+ * accumulator, `store` the other way. The loops over a tile are unrolled and `total` is in
+ * registers, so each source is read once and the result written once. */
+#define DEFINE_MANY(name, type, accumulator, load, fold, quotient, store)                     \
+    static size_t name(void *dst, const void *const *srcs, int n_srcs, size_t n, int divisor) \
+    {                                                                                         \
+        const size_t tile = TILE_OF(accumulator);                                             \
+        size_t done = 0;                                                                      \
+        for (; n - done >= tile; done += tile) {                                              \
+            accumulator total[TILE_OF(accumulator)];                                          \
+            any_##type *const to = (any_##type *)dst + done;                                  \
+            const any_##type *const first = (const any_##type *)srcs[0] + done;               \
+            const any_##type *const second = (const any_##type *)srcs[1] + done;              \
+            INDEPENDENT                                                                       \
+            for (size_t i = 0; i < tile; i++) {                                               \
+                const accumulator a = load(first[i]);                                         \
+                const accumulator b = load(second[i]);                                        \
+                total[i] = (fold);                                                            \
+            }                                                                                 \
+            for (int s = 2; s < n_srcs; s++) {                                                \
+                KEEP_LOOP_ORDER;                                                              \
+                const any_##type *const next = (const any_##type *)srcs[s] + done;            \
+                INDEPENDENT                                                                   \
+                for (size_t i = 0; i < tile; i++) {                                           \
+                    const accumulator a = total[i];                                           \
+                    const accumulator b = load(next[i]);                                      \
+                    total[i] = (fold);                                                        \
+                }                                                                             \
+            }                                                                                 \
+            if (divisor > 1) {                                                                \
+                INDEPENDENT                                                                   \
+                for (size_t i = 0; i < tile; i++) {                                           \
+                    const accumulator a = total[i];                                           \
+                    total[i] = (quotient);                                                    \
+                }                                                                             \
+            }                                                                                 \
+            INDEPENDENT                                                                       \
+            for (size_t i = 0; i < tile; i++)                                                 \
+                to[i] = store(total[i]);                                                      \
+        }                                                                                     \
+        return done;                                                                          \
     }
 
 /* Defines a reduce_map_fn from an expression in x. */

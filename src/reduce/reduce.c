@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Accumulators of a block, in bytes. Two of these and a block of each source in turn fit the 32 KiB
- * first-level cache of every machine in use; measured flat from 2 to 8 KiB. */
+ * first-level cache of every machine in use; measured flat from 2 to 8 KiB in cache. */
 #define BLOCK_BYTES 8192
 
 /* Best first. */
@@ -124,11 +124,21 @@ static void run_block_widened(const struct work *work, void *dst, size_t offset,
     work->type->store(dst, acc, n);
 }
 
-static void run_blocks(const struct work *work, void *dst, size_t count)
+/* One pass over all sources where there is a kernel for it; blocks for what that leaves, less than
+ * a tile, and for other operations. On a Zen 4 with AVX-512, float32 SUM of 3, 4 and 8 sources runs
+ * at 1.11, 1.13 and 1.22 times the speed of blocks from the first cache, 1.0, 1.12 and 1.28 from
+ * the second (256 KiB each), 1.4, 1.4 and 2.1 from memory (32 MiB each); 16-bit floats at 1.3 to
+ * 2.3, 1.3 to 2.3 and 1.6 to 5, since a block widens and narrows in passes of its own. It is
+ * slower, 0.75 to 0.95, only for 3 and 4 sources of 2 MiB whose addresses agree in the lower 12
+ * bits: pieces are 256 KiB at most. */
+static void run_many(const struct work *work, void *dst, size_t count)
 {
     const size_t size = work->type->size;
     const size_t most = BLOCK_BYTES / work->type->acc_size;
-    for (size_t done = 0; done < count; done += most) {
+    size_t done = 0;
+    if (work->kernel.many && work->n_srcs > 1)
+        done = work->kernel.many(dst, work->srcs, work->n_srcs, count, work->divisor);
+    for (; done < count; done += most) {
         const size_t n = count - done < most ? count - done : most;
         void *const to = (char *)dst + done * size;
         if (work->type->load)
@@ -158,7 +168,7 @@ void reduce_run(mccl_op op, mccl_dtype dtype, void *dst, const void *const *srcs
     else if (n_srcs == 2 && divisor <= 1)
         work.kernel.pair(dst, srcs[0], srcs[1], count);
     else
-        run_blocks(&work, dst, count);
+        run_many(&work, dst, count);
     fp_mode_leave(saved);
 }
 

@@ -119,6 +119,7 @@ static inline void wide_out(float *to, wide x)
 }
 #define wide_add _mm512_add_ps
 #define wide_multiply _mm512_mul_ps
+#define wide_divide _mm512_div_ps
 #define wide_fill _mm512_set1_ps
 #else
 #define WIDE 8
@@ -148,6 +149,7 @@ static inline void wide_out(float *to, wide x)
 }
 #define wide_add _mm256_add_ps
 #define wide_multiply _mm256_mul_ps
+#define wide_divide _mm256_div_ps
 #define wide_fill _mm256_set1_ps
 #endif
 
@@ -208,6 +210,30 @@ static void scale_f16(void *dst, const void *src, size_t n, double factor)
 DEFINE_F16_FOLD(sum_f16, wide_add(a, b), a + b)
 DEFINE_F16_FOLD(prod_f16, wide_multiply(a, b), a *b)
 
+/* As DEFINE_MANY. */
+static size_t sum_f16_many(void *dst, const void *const *srcs, int n_srcs, size_t n, int divisor)
+{
+    enum { N_WIDE = TILE_BYTES / sizeof(wide), TILE = N_WIDE * WIDE };
+    size_t done = 0;
+    for (; n - done >= TILE; done += TILE) {
+        wide total[N_WIDE];
+        any_uint16_t *const to = (any_uint16_t *)dst + done;
+        const any_uint16_t *from = (const any_uint16_t *)srcs[0] + done;
+        for (int i = 0; i < N_WIDE; i++)
+            total[i] = wide_load(from + i * WIDE);
+        for (int s = 1; s < n_srcs; s++) {
+            from = (const any_uint16_t *)srcs[s] + done;
+            for (int i = 0; i < N_WIDE; i++)
+                total[i] = wide_add(total[i], wide_load(from + i * WIDE));
+        }
+        for (int i = 0; divisor > 1 && i < N_WIDE; i++)
+            total[i] = wide_divide(total[i], wide_fill((float)divisor));
+        for (int i = 0; i < N_WIDE; i++)
+            wide_store(to + i * WIDE, total[i]);
+    }
+    return done;
+}
+
 #else
 
 DEFINE_MAP(load_f16, float, uint16_t, from_f16(x))
@@ -215,6 +241,7 @@ DEFINE_MAP(store_f16, uint16_t, float, to_f16(x))
 DEFINE_SCALE(scale_f16, uint16_t, float, to_f16(from_f16(x) * y))
 DEFINE_FOLD(sum_f16, uint16_t, to_f16(from_f16(a) + from_f16(b)))
 DEFINE_FOLD(prod_f16, uint16_t, to_f16(from_f16(a) * from_f16(b)))
+DEFINE_MANY(sum_f16_many, uint16_t, float, from_f16, a + b, a / (float)divisor, to_f16)
 
 #endif
 
@@ -252,16 +279,22 @@ DEFINE_FOLD(sum_bf16, uint16_t, to_bf16(from_bf16(a) + from_bf16(b)))
 DEFINE_FOLD(prod_bf16, uint16_t, to_bf16(from_bf16(a) * from_bf16(b)))
 DEFINE_FOLD(min_bf16, uint16_t, min_16(a, b, 0x7f80, 0x7fc0))
 DEFINE_FOLD(max_bf16, uint16_t, max_16(a, b, 0x7f80, 0x7fc0))
+DEFINE_MANY(sum_bf16_many, uint16_t, float, from_bf16, a + b, a / (float)divisor, to_bf16)
+DEFINE_MANY(min_bf16_many, uint16_t, uint16_t, SAME, min_16(a, b, 0x7f80, 0x7fc0), a, SAME)
+DEFINE_MANY(max_bf16_many, uint16_t, uint16_t, SAME, max_16(a, b, 0x7f80, 0x7fc0), a, SAME)
 
 DEFINE_MAP(settle_f16, uint16_t, uint16_t, (uint16_t)((x & 0x7fff) > 0x7c00 ? 0x7e00 : x))
 DEFINE_FOLD(min_f16, uint16_t, min_16(a, b, 0x7c00, 0x7e00))
 DEFINE_FOLD(max_f16, uint16_t, max_16(a, b, 0x7c00, 0x7e00))
+DEFINE_MANY(min_f16_many, uint16_t, uint16_t, SAME, min_16(a, b, 0x7c00, 0x7e00), a, SAME)
+DEFINE_MANY(max_f16_many, uint16_t, uint16_t, SAME, max_16(a, b, 0x7c00, 0x7e00), a, SAME)
 
-/* Three and more sources are folded as float32, by its kernels. */
-static void set(struct reduce_table *table, mccl_op op, mccl_dtype dtype, reduce_fold_fn *pair)
+/* What `many` leaves of three and more sources is folded as float32, by its kernels. */
+static void set(struct reduce_table *table, mccl_op op, mccl_dtype dtype, reduce_fold_fn *pair,
+                reduce_many_fn *many)
 {
-    table->kernels[op][dtype] =
-        (struct reduce_kernel){.fold = table->kernels[op][MCCL_FLOAT32].fold, .pair = pair};
+    table->kernels[op][dtype] = (struct reduce_kernel){
+        .fold = table->kernels[op][MCCL_FLOAT32].fold, .pair = pair, .many = many};
 }
 
 void reduce_fill_half(struct reduce_table *table)
@@ -274,10 +307,10 @@ void reduce_fill_half(struct reduce_table *table)
                                                        .settle = settle_bf16,
                                                        .divide = divide,
                                                        .scale = scale_bf16};
-    set(table, MCCL_SUM, MCCL_BFLOAT16, sum_bf16);
-    set(table, MCCL_PROD, MCCL_BFLOAT16, prod_bf16);
-    set(table, MCCL_MIN, MCCL_BFLOAT16, min_bf16);
-    set(table, MCCL_MAX, MCCL_BFLOAT16, max_bf16);
+    set(table, MCCL_SUM, MCCL_BFLOAT16, sum_bf16, sum_bf16_many);
+    set(table, MCCL_PROD, MCCL_BFLOAT16, prod_bf16, NULL);
+    set(table, MCCL_MIN, MCCL_BFLOAT16, min_bf16, min_bf16_many);
+    set(table, MCCL_MAX, MCCL_BFLOAT16, max_bf16, max_bf16_many);
 
     table->types[MCCL_FLOAT16] = (struct reduce_type){.size = 2,
                                                       .acc_size = 4,
@@ -286,8 +319,8 @@ void reduce_fill_half(struct reduce_table *table)
                                                       .settle = settle_f16,
                                                       .divide = divide,
                                                       .scale = scale_f16};
-    set(table, MCCL_SUM, MCCL_FLOAT16, sum_f16);
-    set(table, MCCL_PROD, MCCL_FLOAT16, prod_f16);
-    set(table, MCCL_MIN, MCCL_FLOAT16, min_f16);
-    set(table, MCCL_MAX, MCCL_FLOAT16, max_f16);
+    set(table, MCCL_SUM, MCCL_FLOAT16, sum_f16, sum_f16_many);
+    set(table, MCCL_PROD, MCCL_FLOAT16, prod_f16, NULL);
+    set(table, MCCL_MIN, MCCL_FLOAT16, min_f16, min_f16_many);
+    set(table, MCCL_MAX, MCCL_FLOAT16, max_f16, max_f16_many);
 }

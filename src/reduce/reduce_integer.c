@@ -32,6 +32,13 @@ DEFINE_FOLD(max_u64, uint64_t, a > b ? a : b)
 DEFINE_FOLD(min_i64, int64_t, a < b ? a : b)
 DEFINE_FOLD(max_i64, int64_t, a > b ? a : b)
 
+DEFINE_MANY(sum_32_many, uint32_t, uint32_t, SAME, a + b, a, SAME)
+DEFINE_MANY(sum_64_many, uint64_t, uint64_t, SAME, a + b, a, SAME)
+DEFINE_MANY(min_i32_many, int32_t, int32_t, SAME, a < b ? a : b, a, SAME)
+DEFINE_MANY(max_i32_many, int32_t, int32_t, SAME, a > b ? a : b, a, SAME)
+DEFINE_MANY(min_i64_many, int64_t, int64_t, SAME, a < b ? a : b, a, SAME)
+DEFINE_MANY(max_i64_many, int64_t, int64_t, SAME, a > b ? a : b, a, SAME)
+
 /* Bitwise operations on elements of any width, as bytes. */
 DEFINE_FOLD(and_8, uint8_t, a &b)
 DEFINE_FOLD(or_8, uint8_t, a | b)
@@ -115,6 +122,15 @@ void reduce_fill_integer(struct reduce_table *table)
     SET_ORDER(table, MCCL_UINT32, u32);
     SET_ORDER(table, MCCL_INT64, i64);
     SET_ORDER(table, MCCL_UINT64, u64);
+
+    table->kernels[MCCL_SUM][MCCL_INT32].many = sum_32_many;
+    table->kernels[MCCL_SUM][MCCL_UINT32].many = sum_32_many;
+    table->kernels[MCCL_SUM][MCCL_INT64].many = sum_64_many;
+    table->kernels[MCCL_SUM][MCCL_UINT64].many = sum_64_many;
+    table->kernels[MCCL_MIN][MCCL_INT32].many = min_i32_many;
+    table->kernels[MCCL_MAX][MCCL_INT32].many = max_i32_many;
+    table->kernels[MCCL_MIN][MCCL_INT64].many = min_i64_many;
+    table->kernels[MCCL_MAX][MCCL_INT64].many = max_i64_many;
 
     set_type(table, MCCL_BOOL, 1, settle_bool);
     set(table, MCCL_SUM, MCCL_BOOL, or_bool);
