@@ -104,13 +104,12 @@ typedef double UNALIGNED any_double;
         }                                                                      \
     }
 
-/* Accumulators of one tile: eight registers, which leaves some for the sources. */
+/* Accumulators of one tile: eight registers of AVX-512 or AVX2, sixteen of SSE2 or NEON. (GCC 12
+ * unrolls a loop over 16 elements or fewer before it could vectorise it.) */
 #if defined(__AVX512F__)
 #define TILE_BYTES 512
-#elif defined(__AVX2__) || defined(__aarch64__)
-#define TILE_BYTES 256
 #else
-#define TILE_BYTES 128
+#define TILE_BYTES 256
 #endif
 #define TILE_OF(accumulator) (TILE_BYTES / sizeof(accumulator))
 
@@ -232,41 +231,42 @@ static inline double canonical_double(double x)
     return x != x ? double_from(0x7ff8000000000000u) : x;
 }
 
-/* Equal numbers have equal bits, but for zeros of two signs: OR keeps the minus, AND the plus. */
-static inline float min_float(float a, float b)
+/* The lesser of two numbers, or a NaN of any kind where one is NaN. x and y are equal but where a
+ * and b are zeros of two signs, of which OR keeps the minus, or one is NaN: then they are b and a,
+ * and NaN or anything is NaN. Two MINPS and an OR on x86. The greater is the negated lesser of the
+ * negated. */
+static inline float least_float(float a, float b)
 {
-    const uint32_t bits_a = float_bits(a);
-    const uint32_t bits_b = float_bits(b);
-    const uint32_t least = a < b ? bits_a : bits_b;
-    const uint32_t ordered = a == b ? bits_a | bits_b : least;
-    return float_from(__builtin_isunordered(a, b) ? 0x7fc00000u : ordered);
+    const float x = a < b ? a : b;
+    const float y = b < a ? b : a;
+    return float_from(float_bits(x) | float_bits(y));
 }
 
-static inline float max_float(float a, float b)
+static inline float negate_float(float x)
 {
-    const uint32_t bits_a = float_bits(a);
-    const uint32_t bits_b = float_bits(b);
-    const uint32_t most = a > b ? bits_a : bits_b;
-    const uint32_t ordered = a == b ? bits_a & bits_b : most;
-    return float_from(__builtin_isunordered(a, b) ? 0x7fc00000u : ordered);
+    return float_from(float_bits(x) ^ 0x80000000u);
 }
 
-static inline double min_double(double a, double b)
+static inline float canonical_negate_float(float x)
 {
-    const uint64_t bits_a = double_bits(a);
-    const uint64_t bits_b = double_bits(b);
-    const uint64_t least = a < b ? bits_a : bits_b;
-    const uint64_t ordered = a == b ? bits_a | bits_b : least;
-    return double_from(__builtin_isunordered(a, b) ? 0x7ff8000000000000u : ordered);
+    return canonical_float(negate_float(x));
 }
 
-static inline double max_double(double a, double b)
+static inline double least_double(double a, double b)
 {
-    const uint64_t bits_a = double_bits(a);
-    const uint64_t bits_b = double_bits(b);
-    const uint64_t most = a > b ? bits_a : bits_b;
-    const uint64_t ordered = a == b ? bits_a & bits_b : most;
-    return double_from(__builtin_isunordered(a, b) ? 0x7ff8000000000000u : ordered);
+    const double x = a < b ? a : b;
+    const double y = b < a ? b : a;
+    return double_from(double_bits(x) | double_bits(y));
+}
+
+static inline double negate_double(double x)
+{
+    return double_from(double_bits(x) ^ 0x8000000000000000u);
+}
+
+static inline double canonical_negate_double(double x)
+{
+    return canonical_double(negate_double(x));
 }
 
 #endif

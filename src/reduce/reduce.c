@@ -126,11 +126,11 @@ static void run_block_widened(const struct work *work, void *dst, size_t offset,
 
 /* One pass over all sources where there is a kernel for it; blocks for what that leaves, less than
  * a tile, and for other operations. On a Zen 4 with AVX-512, float32 SUM of 3, 4 and 8 sources runs
- * at 1.11, 1.13 and 1.22 times the speed of blocks from the first cache, 1.0, 1.12 and 1.28 from
- * the second (256 KiB each), 1.4, 1.4 and 2.1 from memory (32 MiB each); 16-bit floats at 1.3 to
- * 2.3, 1.3 to 2.3 and 1.6 to 5, since a block widens and narrows in passes of its own. It is
- * slower, 0.75 to 0.95, only for 3 and 4 sources of 2 MiB whose addresses agree in the lower 12
- * bits: pieces are 256 KiB at most. */
+ * at 1.1, 1.1 and 1.2 times the speed of blocks from the first cache, 1.0, 1.1 and 1.25 from the
+ * second (256 KiB each), 1.3, 1.5 and 2 from memory (32 MiB each); AVG of any number at 1.4 and
+ * more in cache; 16-bit SUM at 1.6 to 2.6 and MIN and MAX at 4 to 5, since a block widens and
+ * narrows in passes of its own. It is slower, 0.75 to 0.95, only for 3 and 4 sources of 2 MiB whose
+ * addresses agree in the lower 12 bits: pieces are 256 KiB at most. */
 static void run_many(const struct work *work, void *dst, size_t count)
 {
     const size_t size = work->type->size;

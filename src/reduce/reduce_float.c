@@ -7,21 +7,23 @@
 
 DEFINE_FOLD(sum_f32, float, canonical_float(a + b))
 DEFINE_FOLD(prod_f32, float, canonical_float(a *b))
-DEFINE_FOLD(min_f32, float, min_float(a, b))
-DEFINE_FOLD(max_f32, float, max_float(a, b))
+DEFINE_FOLD(min_f32, float, canonical_float(least_float(a, b)))
+DEFINE_FOLD(max_f32, float, canonical_negate_float(least_float(negate_float(a), negate_float(b))))
 DEFINE_MANY(sum_f32_many, float, float, SAME, a + b, a / (float)divisor, canonical_float)
-DEFINE_MANY(min_f32_many, float, float, SAME, min_float(a, b), a, SAME)
-DEFINE_MANY(max_f32_many, float, float, SAME, max_float(a, b), a, SAME)
+DEFINE_MANY(min_f32_many, float, float, SAME, least_float(a, b), a, canonical_float)
+DEFINE_MANY(max_f32_many, float, float, negate_float, least_float(a, b), a, canonical_negate_float)
 DEFINE_MAP(settle_f32, float, float, canonical_float(x))
 DEFINE_SCALE(scale_f32, float, float, canonical_float(x *y))
 
 DEFINE_FOLD(sum_f64, double, canonical_double(a + b))
 DEFINE_FOLD(prod_f64, double, canonical_double(a *b))
-DEFINE_FOLD(min_f64, double, min_double(a, b))
-DEFINE_FOLD(max_f64, double, max_double(a, b))
+DEFINE_FOLD(min_f64, double, canonical_double(least_double(a, b)))
+DEFINE_FOLD(max_f64, double,
+            canonical_negate_double(least_double(negate_double(a), negate_double(b))))
 DEFINE_MANY(sum_f64_many, double, double, SAME, a + b, a / (double)divisor, canonical_double)
-DEFINE_MANY(min_f64_many, double, double, SAME, min_double(a, b), a, SAME)
-DEFINE_MANY(max_f64_many, double, double, SAME, max_double(a, b), a, SAME)
+DEFINE_MANY(min_f64_many, double, double, SAME, least_double(a, b), a, canonical_double)
+DEFINE_MANY(max_f64_many, double, double, negate_double, least_double(a, b), a,
+            canonical_negate_double)
 DEFINE_MAP(settle_f64, double, double, canonical_double(x))
 DEFINE_SCALE(scale_f64, double, double, canonical_double(x *y))
 

@@ -16,13 +16,37 @@ static inline float from_bf16(uint16_t x)
     return float_from((uint32_t)x << 16);
 }
 
-/* Adding just under half of the last kept place, and one more if that place is odd, is round to
- * nearest even; the carry into the exponent is right too, up to infinity. */
-static inline uint16_t to_bf16(float x)
+/* The upper 16 bits of the result are x rounded, the rest is left over. Adding just under half of
+ * the last kept place, and one more if that place is odd, is round to nearest even; the carry into
+ * the exponent is right too, up to infinity. AVX-512's own instruction, VCVTNEPS2BF16, is not used:
+ * it flushes denormals whatever the mode and keeps payloads of NaN. */
+static inline uint32_t round_bf16(float x)
 {
     const uint32_t bits = float_bits(x);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
-    return (uint16_t)(x != x ? 0x7fc0u : rounded);
+    const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1);
+    return x != x ? 0x7fc00000u : rounded;
+}
+
+static inline uint16_t to_bf16(float x)
+{
+    return (uint16_t)(round_bf16(x) >> 16);
+}
+
+/* Two neighbours in one word of 32 bits: no shuffles to widen and narrow them, which take half of
+ * the time otherwise. Which is the first does not matter. */
+static inline float lower_bf16(uint32_t word)
+{
+    return float_from(word << 16);
+}
+
+static inline float upper_bf16(uint32_t word)
+{
+    return float_from(word & 0xffff0000u);
+}
+
+static inline uint32_t two_bf16(float lower, float upper)
+{
+    return round_bf16(lower) >> 16 | (round_bf16(upper) & 0xffff0000u);
 }
 
 #if defined(__aarch64__)
@@ -247,47 +271,117 @@ DEFINE_MANY(sum_f16_many, uint16_t, float, from_f16, a + b, a / (float)divisor, 
 
 /* MIN and MAX need no arithmetic. With the lower bits of negative numbers flipped, the order of the
  * numbers, -0 below +0 included, is that of 16-bit integers; flipping again gives the number back.
- * `infinity` is where NaN begins. */
-static inline int16_t flip(uint16_t x)
+ * Negative NaNs come below -infinity and positive ones above +infinity, `nans` of each; moved up by
+ * `nans` the positive ones wrap round to the lowest keys, moved down the negative ones to the
+ * highest. So a NaN wins. */
+static inline uint16_t flip(uint16_t x)
 {
-    return (int16_t)(x ^ (((int16_t)x >> 15) & 0x7fff));
+    return (uint16_t)(x ^ (((int16_t)x >> 15) & 0x7fff));
 }
 
-static inline uint16_t unless_nan(uint16_t x, uint16_t a, uint16_t b, int infinity, uint16_t nan)
+#define NANS_BF16 0x7f
+#define NANS_F16 0x3ff
+#define DEFINE_KEYS(type, NANS, nan)                          \
+    static inline int16_t low_key_##type(uint16_t x)          \
+    {                                                         \
+        return (int16_t)(uint16_t)(flip(x) + NANS);           \
+    }                                                         \
+    static inline uint16_t from_low_key_##type(int16_t key)   \
+    {                                                         \
+        const uint16_t number = flip((uint16_t)(key - NANS)); \
+        return key < INT16_MIN + 2 * NANS ? nan : number;     \
+    }                                                         \
+    static inline int16_t high_key_##type(uint16_t x)         \
+    {                                                         \
+        return (int16_t)(uint16_t)(flip(x) - NANS);           \
+    }                                                         \
+    static inline uint16_t from_high_key_##type(int16_t key)  \
+    {                                                         \
+        const uint16_t number = flip((uint16_t)(key + NANS)); \
+        return key > INT16_MAX - 2 * NANS ? nan : number;     \
+    }
+DEFINE_KEYS(bf16, NANS_BF16, 0x7fc0)
+DEFINE_KEYS(f16, NANS_F16, 0x7e00)
+
+static inline int16_t lesser(int16_t a, int16_t b)
 {
-    const int is_nan = ((a & 0x7fff) > infinity) | ((b & 0x7fff) > infinity);
-    return is_nan ? nan : x;
+    return a < b ? a : b;
 }
 
-static inline uint16_t min_16(uint16_t a, uint16_t b, int infinity, uint16_t nan)
+static inline int16_t greater(int16_t a, int16_t b)
 {
-    const int16_t least = flip(a) < flip(b) ? flip(a) : flip(b);
-    return unless_nan((uint16_t)flip((uint16_t)least), a, b, infinity, nan);
-}
-
-static inline uint16_t max_16(uint16_t a, uint16_t b, int infinity, uint16_t nan)
-{
-    const int16_t most = flip(a) > flip(b) ? flip(a) : flip(b);
-    return unless_nan((uint16_t)flip((uint16_t)most), a, b, infinity, nan);
+    return a > b ? a : b;
 }
 
 DEFINE_MAP(load_bf16, float, uint16_t, from_bf16(x))
 DEFINE_MAP(store_bf16, uint16_t, float, to_bf16(x))
 DEFINE_MAP(settle_bf16, uint16_t, uint16_t, (uint16_t)((x & 0x7fff) > 0x7f80 ? 0x7fc0 : x))
 DEFINE_SCALE(scale_bf16, uint16_t, float, to_bf16(from_bf16(x) * y))
-DEFINE_FOLD(sum_bf16, uint16_t, to_bf16(from_bf16(a) + from_bf16(b)))
-DEFINE_FOLD(prod_bf16, uint16_t, to_bf16(from_bf16(a) * from_bf16(b)))
-DEFINE_FOLD(min_bf16, uint16_t, min_16(a, b, 0x7f80, 0x7fc0))
-DEFINE_FOLD(max_bf16, uint16_t, max_16(a, b, 0x7f80, 0x7fc0))
-DEFINE_MANY(sum_bf16_many, uint16_t, float, from_bf16, a + b, a / (float)divisor, to_bf16)
-DEFINE_MANY(min_bf16_many, uint16_t, uint16_t, SAME, min_16(a, b, 0x7f80, 0x7fc0), a, SAME)
-DEFINE_MANY(max_bf16_many, uint16_t, uint16_t, SAME, max_16(a, b, 0x7f80, 0x7fc0), a, SAME)
+
+/* As DEFINE_FOLD, for the operator OP. */
+#define DEFINE_BF16_FOLD(name, OP)                                                        \
+    DEFINE_FOLD(name##_words, uint32_t,                                                   \
+                two_bf16(lower_bf16(a) OP lower_bf16(b), upper_bf16(a) OP upper_bf16(b))) \
+    static void name(void *dst, const void *left, const void *right, size_t n)            \
+    {                                                                                     \
+        name##_words(dst, left, right, n / 2);                                            \
+        if (n % 2) {                                                                      \
+            const uint16_t a = ((const any_uint16_t *)left)[n - 1];                       \
+            const uint16_t b = ((const any_uint16_t *)right)[n - 1];                      \
+            ((any_uint16_t *)dst)[n - 1] = to_bf16(from_bf16(a) OP from_bf16(b));         \
+        }                                                                                 \
+    }
+DEFINE_BF16_FOLD(sum_bf16, +)
+DEFINE_BF16_FOLD(prod_bf16, *)
+
+/* As DEFINE_MANY. */
+static size_t sum_bf16_many(void *dst, const void *const *srcs, int n_srcs, size_t n, int divisor)
+{
+    enum { WORDS = TILE_BYTES / 8 };
+    size_t done = 0; /* words */
+    for (; n / 2 - done >= WORDS; done += WORDS) {
+        float lower[WORDS], upper[WORDS];
+        any_uint32_t *const to = (any_uint32_t *)dst + done;
+        const any_uint32_t *const first = (const any_uint32_t *)srcs[0] + done;
+        const any_uint32_t *const second = (const any_uint32_t *)srcs[1] + done;
+        INDEPENDENT
+        for (int i = 0; i < WORDS; i++) {
+            lower[i] = lower_bf16(first[i]) + lower_bf16(second[i]);
+            upper[i] = upper_bf16(first[i]) + upper_bf16(second[i]);
+        }
+        for (int s = 2; s < n_srcs; s++) {
+            KEEP_LOOP_ORDER;
+            const any_uint32_t *const next = (const any_uint32_t *)srcs[s] + done;
+            INDEPENDENT
+            for (int i = 0; i < WORDS; i++) {
+                lower[i] += lower_bf16(next[i]);
+                upper[i] += upper_bf16(next[i]);
+            }
+        }
+        if (divisor > 1) {
+            INDEPENDENT
+            for (int i = 0; i < WORDS; i++) {
+                lower[i] /= (float)divisor;
+                upper[i] /= (float)divisor;
+            }
+        }
+        INDEPENDENT
+        for (int i = 0; i < WORDS; i++)
+            to[i] = two_bf16(lower[i], upper[i]);
+    }
+    return 2 * done;
+}
+
+DEFINE_FOLD(min_bf16, uint16_t, from_low_key_bf16(lesser(low_key_bf16(a), low_key_bf16(b))))
+DEFINE_FOLD(max_bf16, uint16_t, from_high_key_bf16(greater(high_key_bf16(a), high_key_bf16(b))))
+DEFINE_MANY(min_bf16_many, uint16_t, int16_t, low_key_bf16, lesser(a, b), a, from_low_key_bf16)
+DEFINE_MANY(max_bf16_many, uint16_t, int16_t, high_key_bf16, greater(a, b), a, from_high_key_bf16)
 
 DEFINE_MAP(settle_f16, uint16_t, uint16_t, (uint16_t)((x & 0x7fff) > 0x7c00 ? 0x7e00 : x))
-DEFINE_FOLD(min_f16, uint16_t, min_16(a, b, 0x7c00, 0x7e00))
-DEFINE_FOLD(max_f16, uint16_t, max_16(a, b, 0x7c00, 0x7e00))
-DEFINE_MANY(min_f16_many, uint16_t, uint16_t, SAME, min_16(a, b, 0x7c00, 0x7e00), a, SAME)
-DEFINE_MANY(max_f16_many, uint16_t, uint16_t, SAME, max_16(a, b, 0x7c00, 0x7e00), a, SAME)
+DEFINE_FOLD(min_f16, uint16_t, from_low_key_f16(lesser(low_key_f16(a), low_key_f16(b))))
+DEFINE_FOLD(max_f16, uint16_t, from_high_key_f16(greater(high_key_f16(a), high_key_f16(b))))
+DEFINE_MANY(min_f16_many, uint16_t, int16_t, low_key_f16, lesser(a, b), a, from_low_key_f16)
+DEFINE_MANY(max_f16_many, uint16_t, int16_t, high_key_f16, greater(a, b), a, from_high_key_f16)
 
 /* What `many` leaves of three and more sources is folded as float32, by its kernels. */
 static void set(struct reduce_table *table, mccl_op op, mccl_dtype dtype, reduce_fold_fn *pair,
