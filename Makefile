@@ -21,7 +21,7 @@ pip := $(py) -m pip install --quiet --disable-pip-version-check
 cmake := $(venv)/bin/cmake
 library := build/release/libmccl.$(if $(filter Darwin,$(shell uname -s)),dylib,so)
 c_files = $(shell find include src tests bench examples -name '*.[ch]' 2>/dev/null)
-wheel_inputs := CMakeLists.txt pyproject.toml $(shell find cmake include src python -type f \
+wheel_inputs := CMakeLists.txt pyproject.toml $(shell find cmake include src bench python -type f \
                   -not -name '*.pyc' 2>/dev/null)
 
 # What is kept under build/ would otherwise land in the home folder or beside the sources.
@@ -56,8 +56,8 @@ install: release ## Install library, header, pkg-config file and CMake package u
 	$(cmake) --install build/release --prefix $(PREFIX)
 
 .PHONY: bench
-bench: $(venv)/.mccl $(venv)/.bench ## All-reduce, MCCL and gloo side by side; JSON and plots in build/bench
-	$(py) bench/all_reduce.py
+bench: $(venv)/.mccl $(venv)/.bench ## All-reduce of MCCL and others side by side; JSON and plots in build/bench
+	$(venv)/bin/mccl bench all_reduce -n 2,4 --json build/bench/all_reduce.json --plot build/bench/all_reduce.png
 
 # ---- for developers ----
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """Checks that dependencies between the layers of the library point down only, and getenv stays in one file.
 
-A file may include headers of its own row and of the rows below it; tests/comm and the examples, which stand
-for users, see include/mccl.h alone.
+A file may include headers of its own row and of the rows below it; tests/comm, bench and the examples, which
+stand for users, see include/mccl.h alone.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> int:
     complaints = []
     for path in c_files(SOURCE):
         complaints += [(path, text) for text in check_includes(path) + check_getenv(path)]
-    for folder in ("tests/comm", "tests/support", "examples"):
+    for folder in ("tests/comm", "tests/support", "examples", "bench"):
         complaints += [(path, text) for path in c_files(ROOT / folder) for text in check_user(path)]
     for path, text in complaints:
         print(f"{path.relative_to(ROOT)}: {text}")

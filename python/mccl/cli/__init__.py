@@ -19,9 +19,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit status."""
     parser = argparse.ArgumentParser(prog="mccl", description="MCCL: collective communication for training.")
     commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser(
+        "bench", add_help=False, help="collectives of MCCL and of other libraries, side by side"
+    )
     commands.add_parser("env", help="all settings: variable, value now in force, where it comes from, range")
     commands.add_parser("version", help="version of the library")
-    command = parser.parse_args(arguments).command
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:1] == ["bench"]:  # it has arguments of its own
+        return int(importlib.import_module("mccl.cli.bench").main(words[1:]))
+    command = parser.parse_args(words).command
     try:
         if command == "env":
             _print_table([_row(setting) for setting in _config.table().values()])
