@@ -56,8 +56,8 @@ install: release ## Install library, header, pkg-config file and CMake package u
 	$(cmake) --install build/release --prefix $(PREFIX)
 
 .PHONY: bench
-bench: $(venv)/.mccl $(venv)/.bench ## All-reduce of MCCL and others side by side; JSON and plots in build/bench
-	$(venv)/bin/mccl bench all_reduce -n 2,4 --json build/bench/all_reduce.json --plot build/bench/all_reduce.png
+bench: $(venv)/.mccl $(venv)/.bench ## MCCL beside gloo, Open MPI and bare sockets, with verdicts (20 minutes; QUICK=1: 3)
+	$(venv)/bin/mccl bench suite $(if $(QUICK),--quick) --out build/bench
 
 # ---- for developers ----
 

@@ -2,17 +2,18 @@
  *
  * One rank of one library, for `mccl bench`:
  *
- *     mccl-bench-rank LIBRARY RANK N FOLDER SCHED [PATH]
+ *     mccl-bench-rank LIBRARY RANK N FOLDER SCHED WAIT [PATH]
  *
  * FOLDER holds `socket`, where the driver listens, and `page`, the ranks' line-up. RANK is - where
  * the library's own launcher decides it. SCHED is rr for round-robin real-time scheduling, else -.
- * PATH is the shared library to open. Requests are lines, answers are JSON objects of one line:
+ * WAIT is yield where ranks outnumber processors, else spin. PATH is the shared library to open.
+ * Requests are lines, answers are JSON objects of one line:
  *
- *                                       {"rank": 0}                at first
+ *                                       {"rank": 0}
  *     id                                {"id": "..."}              rank 0 only
  *     join ID                           {"version": "..."}
- *     run OP DTYPE BYTES WARM_UP CALLS  {"wrong": 0, "ns": [...]}  the time of each call on this
- * rank congestion                        {"congestion": ["cubic"]}
+ *     run OP DTYPE BYTES WARM_UP CALLS  {"wrong": 0, "ns": [...]}  this rank's times
+ *     congestion                        {"congestion": ["cubic"]}
  *
  * The end of the connection is the request to leave.
  */
@@ -152,16 +153,17 @@ static void answer(FILE *answers, char *request, struct data *data, const struct
 
 int main(int argc, char **argv)
 {
-    if (argc < 6 || argc > 7) {
-        fprintf(stderr, "usage: mccl-bench-rank LIBRARY RANK N FOLDER SCHED [PATH]; `mccl bench` "
-                        "starts it\n");
+    if (argc < 7 || argc > 8) {
+        fprintf(stderr, "usage: mccl-bench-rank LIBRARY RANK N FOLDER SCHED WAIT [PATH]; `mccl "
+                        "bench` starts it\n");
         return 2;
     }
     const struct library *library = find_library(argv[1]);
     struct job job = {
         .rank = strcmp(argv[2], "-") == 0 ? -1 : atoi(argv[2]),
         .n = atoi(argv[3]),
-        .path = argc == 7 ? argv[6] : "",
+        .path = argc == 8 ? argv[7] : "",
+        .spins = strcmp(argv[6], "spin") == 0,
     };
     if (job.n < 2 || job.n > MAX_RANKS || job.rank >= job.n)
         fail("rank %s of %s: at most %d ranks", argv[2], argv[3], MAX_RANKS);
@@ -170,7 +172,6 @@ int main(int argc, char **argv)
     char path[4096], request[ID_BYTES + 16];
     snprintf(path, sizeof path, "%s/page", argv[4]);
     job.page = line_up_map(path);
-    job.spins = job.n <= sysconf(_SC_NPROCESSORS_ONLN);
     library->open(&job);
 
     struct data data = {0};

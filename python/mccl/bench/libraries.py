@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,11 @@ from mccl.bench.operations import OPERATIONS
 WORKER = Path(__file__).parent.parent / "mccl-bench-rank"
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 _OPEN_MPI = "libmpi.40.dylib" if sys.platform == "darwin" else "libmpi.so.40"
+
+
+def processors() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Setup(NamedTuple):
@@ -29,7 +34,7 @@ class Setup(NamedTuple):
     @property
     def is_crowded(self) -> bool:
         """Whether ranks outnumber processors."""
-        return self.n > (os.cpu_count() or 1)
+        return self.n > processors()
 
 
 class Library(NamedTuple):
@@ -46,18 +51,26 @@ class Library(NamedTuple):
         """What its bytes really go over."""
         return setup.transport if setup.transport in self.transports else self.transports[0]
 
-    def can(self, op: str, dtype: str) -> bool:
-        """Whether it has the operation for this type."""
-        return self.name != "openmpi" or "float16" not in dtype or not OPERATIONS[op].reduces
+    def is_meant_by(self, names: Sequence[str]) -> bool:
+        """Whether it is among them; a limit of the machine is meant by the name of either."""
+        limits = LIMITS.values()
+        return self.name in names or (self.name in limits and any(name in limits for name in names))
+
+    def lacks(self, op: str, dtype: str) -> str:
+        """Why it cannot do the operation for this type; "" if it can."""
+        is_missing = self.name == "openmpi" and "float16" in dtype and OPERATIONS[op].reduces
+        return f"no {dtype}" if is_missing else ""
 
 
-def _schedule(setup: Setup) -> str:
-    return "rr" if setup.sched == "rr" else "-"
+def _tail(setup: Setup, folder: Path) -> list[str]:
+    """The arguments of bench/worker.c and of mccl.bench.rank from N on."""
+    schedule = "rr" if setup.sched == "rr" else "-"
+    return [str(setup.n), str(folder), schedule, "yield" if setup.is_crowded else "spin"]
 
 
 def _in_c(name: str, path: Path | None = None) -> Callable[[Setup, Path], list[list[str]]]:
     def commands(setup: Setup, folder: Path) -> list[list[str]]:
-        tail = [str(setup.n), str(folder), _schedule(setup), *([str(path)] if path else [])]
+        tail = [*_tail(setup, folder), *([str(path)] if path else [])]
         return [[str(WORKER), name, str(rank), *tail] for rank in range(setup.n)]
 
     return commands
@@ -66,7 +79,7 @@ def _in_c(name: str, path: Path | None = None) -> Callable[[Setup, Path], list[l
 def _in_python(name: str) -> Callable[[Setup, Path], list[list[str]]]:
     def commands(setup: Setup, folder: Path) -> list[list[str]]:
         head = [sys.executable, "-m", "mccl.bench.rank", name]
-        return [[*head, str(rank), str(setup.n), str(folder), _schedule(setup)] for rank in range(setup.n)]
+        return [[*head, str(rank), *_tail(setup, folder)] for rank in range(setup.n)]
 
     return commands
 
@@ -78,8 +91,7 @@ def _mpirun(setup: Setup, folder: Path) -> list[list[str]]:
         command += ["--mca", "btl_tcp_if_include", _LOOPBACK]
     if setup.is_crowded:
         command += ["--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
-    worker = [str(WORKER), "openmpi", "-", str(setup.n), str(folder), _schedule(setup), _open_mpi_path()]
-    return [[*command, *worker]]
+    return [[*command, str(WORKER), "openmpi", "-", *_tail(setup, folder), _open_mpi_path()]]
 
 
 def _open_mpi_path() -> str:

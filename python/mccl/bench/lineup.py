@@ -26,12 +26,12 @@ def create(path: Path) -> None:
 class LineUp:
     """One rank's place in the page; each rank counts its own arrivals and reads those of the others."""
 
-    def __init__(self, path: Path, rank: int, n: int) -> None:
+    def __init__(self, path: Path, rank: int, n: int, spins: bool) -> None:
         with path.open("r+b") as file:
             self._counters = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
         self._own = rank * _LINE // 8
         self._all = [i * _LINE // 8 for i in range(n)]
-        self._spin_s = _SPIN_S if n <= (os.cpu_count() or 1) else 0.0
+        self._spin_s = _SPIN_S if spins else 0.0
 
     def wait(self) -> None:
         """Returns when every rank has called it as often as this one. TimeoutError after two minutes."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from mccl.bench.libraries import Library, Setup
@@ -17,7 +15,9 @@ Row = dict[str, Any]
 # The first calls after another library's turn find cold caches and, on TCP, a congestion window that starts
 # over. They are not timed.
 _WARM_UP_CALLS = 2
-_FIRST_CALLS = 3  # before the rounds: buffers are made, connections too; they tell how many calls fit
+_FIRST_CALLS = (
+    3  # before the rounds: buffers are made, connections too; they tell how many calls fit at first
+)
 _MIN_CALLS, _MAX_CALLS = 3, 1000  # in a round
 
 
@@ -30,6 +30,7 @@ class Plan(NamedTuple):
     dtype: str = "float32"
     rounds: int = 5
     round_s: float = 0.25  # of calls, for each library, size and round
+    phase: str = "compare"  # kept in the rows: what the sizes were measured for
 
     def cases(self) -> list[tuple[str, int]]:
         """(operation, bytes), each once."""
@@ -69,40 +70,32 @@ def row(
         "wrong": wrong,
         "beside": plan.setup.transport,
         "sched": plan.setup.sched,
+        "phase": plan.phase,
         "calls": len(times),
         "rounds_p50_us": [round(statistics.median(times) / 1e3, 3) for times in rounds_ns],
     }
 
 
-@contextlib.contextmanager
-def teams_of(libraries: Sequence[Library], setup: Setup, folder: Path) -> Iterator[list[Team]]:
-    """A team for each library, for as long as the context lasts."""
-    with contextlib.ExitStack() as stack:
-        teams = []
-        for library in libraries:
-            team = Team(library, setup, folder / f"{library.name}-{setup.transport}-{setup.n}-{setup.sched}")
-            teams.append(stack.enter_context(contextlib.closing(team)))
-        yield teams
-
-
 def measure(teams: Sequence[Team], plan: Plan, op: str, n_bytes: int, step: Callable[[], None]) -> list[Row]:
-    """A row for each library that has the operation. `step` is called after each round of each library."""
-    taking_part = [team for team in teams if team.library.can(op, plan.dtype)]
-    first = []
-    for team in taking_part:
-        first.append(min(team.run(op, plan.dtype, n_bytes, 0, _FIRST_CALLS).times_ns))
-        team.use_common_congestion_control()  # of connections that the operation has made
-    # As many calls for everybody: a minimum over more calls is a lower one.
-    calls = int(min(max(plan.round_s * 1e9 / max([*first, 1]), _MIN_CALLS), _MAX_CALLS))
-    times: dict[str, list[list[int]]] = {team.library.name: [] for team in taking_part}
+    """A row for each team. `step` is called after each round of each team."""
+    times: dict[str, list[list[int]]] = {team.library.name: [] for team in teams}
     wrong = dict.fromkeys(times, 0)
+    slowest_ns = 1.0
+    for team in teams:
+        first = team.run(op, plan.dtype, n_bytes, 0, _FIRST_CALLS)
+        slowest_ns = max(slowest_ns, statistics.median(first.times_ns))
+        team.use_common_congestion_control()  # of connections that the operation has made
     for _ in range(plan.rounds):
-        for team in taking_part:
+        # As many calls for everybody: a minimum over more calls is a lower one.
+        calls = int(min(max(plan.round_s * 1e9 / slowest_ns, _MIN_CALLS), _MAX_CALLS))
+        slowest_ns = 1.0
+        for team in teams:
             result = team.run(op, plan.dtype, n_bytes, _WARM_UP_CALLS, calls)
             times[team.library.name].append(result.times_ns)
             wrong[team.library.name] += result.wrong
+            slowest_ns = max(slowest_ns, statistics.mean(result.times_ns))
             step()
     return [
         row(team.library, plan, op, n_bytes, times[team.library.name], wrong[team.library.name])
-        for team in taking_part
+        for team in teams
     ]

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mccl.bench.measure import Row
 from mccl.bench.operations import OPERATIONS
@@ -20,7 +21,7 @@ _COLORS = {
 }
 
 
-def save_plot(path: Path, rows: Sequence[Row], title: str) -> str:
+def save_plot(path: Path, rows: Sequence[Row], machine: dict[str, Any]) -> str:
     """Two panels for each operation, number of ranks and transport. Returns what to tell the user."""
     if not importlib.util.find_spec("matplotlib"):
         return "no plot: install matplotlib"
@@ -63,7 +64,7 @@ def save_plot(path: Path, rows: Sequence[Row], title: str) -> str:
             axis.set_title(where, fontsize=10)
             axis.grid(True, which="major", alpha=0.3)
             axis.legend(fontsize=8)
-    figure.suptitle(title, fontsize=9)
+    figure.suptitle(f"{machine['processor']}, {machine['cpus']} cpus, {machine['date']}", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)

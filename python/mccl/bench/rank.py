@@ -1,6 +1,6 @@
 """One rank of a library that is called through torch.
 
-    python -m mccl.bench.rank LIBRARY RANK N FOLDER SCHED
+    python -m mccl.bench.rank LIBRARY RANK N FOLDER SCHED WAIT
 
 Speaks the protocol of bench/worker.c. Only this module of the package imports torch.
 """
@@ -96,14 +96,14 @@ def _signed(value: int) -> int:
 class Rank:
     """The group, the data, and the answers to the driver's requests."""
 
-    def __init__(self, library: str, rank: int, n: int, folder: Path) -> None:
+    def __init__(self, library: str, rank: int, n: int, folder: Path, spins: bool) -> None:
         import torch
         import torch.distributed as dist
 
         torch.set_num_threads(1)
         self._torch, self._dist = torch, dist
         self._backend, self._rank, self._n, self._folder = _BACKENDS[library], rank, n, folder
-        self._line_up = LineUp(folder / "page", rank, n)
+        self._line_up = LineUp(folder / "page", rank, n, spins)
         self._key: tuple[str, str, int] | None = None
         self._data: Data | None = None
 
@@ -201,10 +201,10 @@ def _tcp_connections() -> Iterator[socket.socket]:
 
 def main() -> None:
     """The process: answers requests until the driver closes the connection."""
-    library, rank, n, folder, schedule = sys.argv[1:6]
+    library, rank, n, folder, schedule, wait = sys.argv[1:7]
     if schedule == "rr":
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    worker = Rank(library, int(rank), int(n), Path(folder))
+    worker = Rank(library, int(rank), int(n), Path(folder), wait == "spin")
     requests: dict[str, Callable[..., dict[str, Any]]] = {
         "id": worker.id,
         "join": worker.join,

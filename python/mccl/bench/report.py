@@ -5,10 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import os
-import platform
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,33 +18,10 @@ from mccl.bench.team import Team
 Say = Callable[[str], None]
 
 
-def machine(versions: dict[str, str], congestion: dict[str, list[str]]) -> dict[str, Any]:
-    """Where and with what the figures were made."""
-    return {
-        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "processor": _processor(),
-        "cpus": os.cpu_count(),
-        "load_average": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "versions": versions,
-        "congestion_control": congestion,
-    }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-_COLUMNS = "{:>11} {:>10} {:>8} {:>5} {:>10} {:>10} {:>10} {:>10} {:>7} {:>7} {:>6}"
+_COLUMNS = "{:>10} {:>10} {:>8} {:>5} {:>10} {:>10} {:>10} {:>10} {:>7} {:>7} {:>6}"
 _HEAD = (
-    ("#size", "count", "type", "redop", "lib", "time", "min", "p90", "algbw", "busbw", "#wrong"),
-    ("#(B)", "(elements)", "", "", "", "p50 (us)", "(us)", "(us)", "(GB/s)", "(GB/s)", ""),
+    ("size", "count", "type", "redop", "lib", "time", "min", "p90", "algbw", "busbw", "#wrong"),
+    ("(B)", "(elements)", "", "", "", "p50 (us)", "(us)", "(us)", "(GB/s)", "(GB/s)", ""),
 )
 
 
@@ -59,7 +33,7 @@ def heading(plan: Plan, op: str, teams: Sequence[Team]) -> str:
     what += ", root 0" if operation.has_root else ""
     what += ", every rank under SCHED_RR" if plan.setup.sched == "rr" else ""
     libraries = "; ".join(f"{team.library.name}: {team.library.label}, {team.version}" for team in teams)
-    first, second = (_COLUMNS.format(*line) for line in _HEAD)
+    first, second = (f"#{_COLUMNS.format(*line)}" for line in _HEAD)
     return f"\n# {what}\n# {libraries}\n{first}  mccl, times as fast\n{second}  at p50, at min"
 
 
@@ -67,7 +41,7 @@ def line(measured: Row, rows: Sequence[Row]) -> str:
     """One line of the table; `rows` are all of the same size."""
     operation = OPERATIONS[measured["op"]]
     blocks = measured["n"] if operation.is_split else 1
-    text = _COLUMNS.format(
+    text = " " + _COLUMNS.format(
         measured["bytes"],
         measured["bytes"] // ELEMENT_BYTES[measured["dtype"]] // blocks,
         measured["dtype"],
@@ -87,6 +61,13 @@ def line(measured: Row, rows: Sequence[Row]) -> str:
 def like(library: str) -> str:
     """The way in which MCCL is called when it is compared with `library`: through torch, or in C."""
     return "mccl-torch" if library == "gloo" else "mccl"
+
+
+def last_line(rows: Sequence[Row]) -> int:
+    """Says whether all values are right; the exit status."""
+    wrong = sum(row["wrong"] for row in rows)
+    print(f"WRONG VALUES: {wrong}" if wrong else "Every value is exact.")
+    return 1 if wrong else 0
 
 
 def save_json(path: Path, about: dict[str, Any], rows: Sequence[Row]) -> None:

@@ -19,7 +19,7 @@ from mccl.bench.libraries import Library, Setup
 _ANSWER_S = 300.0  # the longest that a round may take; libraries give up before
 _START_S = 120.0
 _LEAVE_S = 5.0
-_WORDS = 600  # of what a process wrote before it ended, at most
+_WORDS = 1000  # characters of the begin and of the end of what a process wrote
 
 
 class BenchError(Exception):
@@ -61,12 +61,12 @@ class Team:
         """What the TCP sockets of all ranks use, after the ranks have asked for the common one."""
         return {name for answer in self._ask("congestion") for name in answer["congestion"]}
 
-    def close(self) -> None:
-        """Ends the processes: asks them, then kills whoever is left."""
+    def close(self, leave_s: float = _LEAVE_S) -> None:
+        """Ends the processes: asks them to leave, then kills whoever is left."""
         for connection in self._connections.values():
             connection.close()
         self._connections = {}
-        deadline = time.monotonic() + _LEAVE_S
+        deadline = time.monotonic() + leave_s
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(deadline - time.monotonic(), 0.01))
@@ -165,9 +165,11 @@ class Team:
         return answer
 
     def _give_up(self, why: str) -> None:
-        self.close()
+        self.close(leave_s=0.5)  # the others wait for the one that failed; its words may be on their way
         words = []
         for path in sorted(self._folder.glob("stderr-*")):
             text = path.read_text(errors="replace").strip()
-            words += [text[-_WORDS:]] if text else []
+            words += (
+                [text if len(text) < 2 * _WORDS else f"{text[:_WORDS]} ... {text[-_WORDS:]}"] if text else []
+            )
         raise BenchError("\n".join([f"{self.library.name}: {why}", *words]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import importlib.util
 import os
@@ -13,12 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mccl.bench import report
-from mccl.bench.libraries import LIBRARIES, Setup, chosen
+from mccl.bench import report, suite
+from mccl.bench.libraries import LIBRARIES, Setup
 from mccl.bench.lineup import MAX_RANKS
-from mccl.bench.measure import Plan, Row, measure, teams_of
+from mccl.bench.machine import About, describe
+from mccl.bench.measure import Plan, Row
 from mccl.bench.operations import ELEMENT_BYTES, OPERATIONS
 from mccl.bench.plot import save_plot
+from mccl.bench.session import run, session
 from mccl.bench.team import BenchError
 
 _PEERS = ("mccl-torch", "gloo", "openmpi", "raw")
@@ -36,9 +37,11 @@ def main(arguments: Sequence[str]) -> int:
             print("mccl bench ddp: not part of this version", file=sys.stderr)
             return 2
         return int(importlib.import_module("mccl.cli.bench_ddp").main(list(arguments[1:])))
-    options = _arguments(arguments)
     try:
-        return _run(options)
+        if arguments and arguments[0] == "suite":
+            options = _suite_arguments(arguments[1:])
+            return suite.main(options.quick, options.out, _can_use_realtime())
+        return _run(_arguments(arguments))
     except BenchError as error:
         print(f"mccl bench: {error}", file=sys.stderr)
         return 1
@@ -46,55 +49,23 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     rows: list[Row] = []
-    versions: dict[str, str] = {}
-    congestion: dict[str, list[str]] = {}
+    about = About()
     with tempfile.TemporaryDirectory(prefix="mccl-bench-") as folder:
         for n in options.n:
             setup = Setup(n, options.transport, options.sched)
             plan = Plan(setup, options.op, options.sizes, options.dtype, options.rounds)
-            rows += run_plan(plan, ["mccl", *options.against], Path(folder), versions, congestion)
-    about = report.machine(versions, congestion)
+            with session(["mccl", *options.against], setup, Path(folder), about) as teams:
+                rows += run(teams, plan)
     if options.json:
-        report.save_json(options.json, about, rows)
+        report.save_json(options.json, describe(about), rows)
         print(f"written: {options.json}")
     if options.plot:
-        print(save_plot(options.plot, rows, f"{about['processor']}, {about['cpus']} cpus, {about['date']}"))
-    wrong = sum(row["wrong"] for row in rows)
-    print(f"WRONG VALUES: {wrong}" if wrong else "Every value is exact.")
-    return 1 if wrong else 0
+        print(save_plot(options.plot, rows, describe(about)))
+    return report.last_line(rows)
 
 
-def run_plan(
-    plan: Plan,
-    names: Sequence[str],
-    folder: Path,
-    versions: dict[str, str],
-    congestion: dict[str, list[str]],
-) -> list[Row]:
-    """Measures and prints; adds to `versions` and `congestion` what the libraries say."""
-    rows: list[Row] = []
-    libraries, notes = chosen(names, plan.setup)
-    cases = plan.cases()
-    what = f"n = {plan.setup.n}, {plan.setup.transport}"
-    with contextlib.ExitStack() as stack:
-        say, step = stack.enter_context(report.progress(len(cases) * plan.rounds * len(libraries), what))
-        teams = stack.enter_context(teams_of(libraries, plan.setup, folder))
-        for note in notes:
-            say(f"# {note}")
-        op_before = ""
-        for op, n_bytes in cases:
-            if op != op_before:
-                say(report.heading(plan, op, teams))
-                op_before = op
-            measured = measure(teams, plan, op, n_bytes, step)
-            for row in measured:
-                say(report.line(row, measured))
-            rows += measured
-        for team in teams:
-            versions[team.library.name] = team.version
-            found = team.use_common_congestion_control() | set(congestion.get(team.library.name, []))
-            congestion[team.library.name] = sorted(found)
-    return rows
+def _can_use_realtime() -> bool:
+    return hasattr(os, "SCHED_RR") and os.geteuid() == 0
 
 
 # ---- arguments ----
@@ -140,10 +111,20 @@ def _from(least: int) -> Any:
     return number
 
 
+def _suite_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog="mccl bench suite", description="The table of verdicts, as `make bench` prints it.")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, rounds and operations")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/bench"), metavar="FOLDER", help="(build/bench)"
+    )
+    return parser.parse_args(arguments)
+
+
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(
         prog="mccl bench",
         description="Collectives of MCCL and of other libraries, side by side on this machine.",
+        epilog="`mccl bench suite` measures and judges a table of comparisons, `mccl bench ddp` training.",
     )
     add = parser.add_argument
     add("op", type=_ops, metavar="OP", help=f"{', '.join(OPERATIONS)}, several with commas, or all")
@@ -167,7 +148,7 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.e < options.b:
         parser.error("-e is below -b")
-    if options.sched == "rr" and (not hasattr(os, "SCHED_RR") or os.geteuid() != 0):
+    if options.sched == "rr" and not _can_use_realtime():
         parser.error("--sched rr needs Linux and root")
     options.sizes = [options.b]
     while options.sizes[-1] * options.f <= options.e:

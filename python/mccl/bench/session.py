@@ -1,0 +1,57 @@
+"""Teams of several libraries for one number of ranks and transport, and what is printed while they run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from mccl.bench import report
+from mccl.bench.libraries import Setup, chosen
+from mccl.bench.machine import About
+from mccl.bench.measure import Plan, Row, measure
+from mccl.bench.team import Team
+
+
+@contextlib.contextmanager
+def session(names: Sequence[str], setup: Setup, folder: Path, about: About) -> Iterator[list[Team]]:
+    """A team for each library that can be measured, for as long as the context lasts."""
+    libraries, notes = chosen(names, setup)
+    for note in notes:
+        print(f"# n = {setup.n}, {setup.transport}: {note}", flush=True)
+        about.notes.append(f"n = {setup.n}, {setup.transport}: {note}")
+    with contextlib.ExitStack() as stack:
+        teams = []
+        for library in libraries:
+            own = folder / f"{library.name}-{setup.transport}-{setup.n}-{setup.sched}"
+            teams.append(stack.enter_context(contextlib.closing(Team(library, setup, own))))
+        yield teams
+        for team in teams:
+            about.add(team)
+
+
+def run(teams: Sequence[Team], plan: Plan) -> list[Row]:
+    """Measures what is planned, and prints it line by line."""
+    rows: list[Row] = []
+    cases = plan.cases()
+    what = f"n = {plan.setup.n}, {plan.setup.transport}"
+    with report.progress(len(cases) * plan.rounds * len(teams), what) as (say, step):
+        op_before = ""
+        for op, n_bytes in cases:
+            taking_part = [team for team in teams if not team.library.lacks(op, plan.dtype)]
+            if op != op_before:
+                _head(teams, plan, op, say)
+                op_before = op
+            measured = measure(taking_part, plan, op, n_bytes, step)
+            for row in measured:
+                say(report.line(row, measured))
+            rows += measured
+    return rows
+
+
+def _head(teams: Sequence[Team], plan: Plan, op: str, say: Callable[[str], None]) -> None:
+    say(report.heading(plan, op, teams))
+    for team in teams:
+        lacks = team.library.lacks(op, plan.dtype)
+        if lacks:
+            say(f"# without {team.library.name}: it has {lacks}")
