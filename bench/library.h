@@ -17,6 +17,7 @@
 #define MAX_RANKS 16   /* places in the page; sums of data.c stay exact up to here */
 #define CACHE_LINE 128 /* Apple silicon's; a multiple of everybody else's */
 #define PAGE_RING 4096u /* where lib_memcpy.c has its memory in the page */
+#define PAGE_BYTES (4u << 20)
 
 /* X(name): the operations, as the driver names them. */
 #define OPS(X)        \

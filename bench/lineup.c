@@ -18,7 +18,7 @@ unsigned char *line_up_map(const char *path)
 {
     struct stat status;
     const int fd = open(path, O_RDWR);
-    if (fd < 0 || fstat(fd, &status) != 0)
+    if (fd < 0 || fstat(fd, &status) != 0 || status.st_size < (off_t)PAGE_BYTES)
         fail("cannot open %s", path);
     void *page = mmap(NULL, (size_t)status.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (page == MAP_FAILED)

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT
 #
 # Cross-builds build/macos/libmccl.dylib (arm64, macOS 14 and later) with zig's C compiler, which carries Apple's
-# libc headers, and checks what the result imports and exports. Called by `make macos`; also runs on its own.
+# libc headers, and checks what the result imports and exports; then the program that lies beside it in the
+# wheel. Called by `make macos`; also runs on its own.
 #
 #   PYTHON   python that has the package ziglang and runs the check (default: python3)
 #   JOBS     compilers at a time (default: number of cores)
@@ -46,3 +47,6 @@ xargs -P "$jobs" -d '\n' -n 1 bash -c < "$commands"
 "$python" -m ziglang cc -target "$target" -shared "${objects[@]}" -o "$out/libmccl.dylib" \
     -install_name @rpath/libmccl.0.dylib
 "$python" scripts/check_imports.py "$out/libmccl.dylib"
+
+# The rank of `mccl bench`: a program of its own, that the wheel carries beside the library.
+"$python" -m ziglang cc "${flags[@]}" bench/*.c -o "$out/mccl-bench-rank"

@@ -12,15 +12,14 @@ from pathlib import Path
 
 MAX_RANKS = 16
 _LINE = 128  # bytes from one rank's counter to the next: a cache line each
-_RING = 4096  # where bench/lib_memcpy.c puts its two rings
-_RING_BYTES = 1 << 20
+_PAGE_BYTES = 4 << 20  # with room for the rings of bench/lib_memcpy.c
 _SPIN_S = 0.002  # then the core is offered to others: a rank that is late may need it
 _DEADLINE_S = 120.0
 
 
 def create(path: Path) -> None:
     """Makes the page."""
-    path.write_bytes(bytes(_RING + 2 * _RING_BYTES))
+    path.write_bytes(bytes(_PAGE_BYTES))
 
 
 class LineUp:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +13,15 @@ from mccl.bench.libraries import Setup, chosen
 from mccl.bench.machine import About
 from mccl.bench.measure import Plan, Row, measure
 from mccl.bench.team import Team
+
+
+def work_folder() -> tempfile.TemporaryDirectory[str]:
+    """Where teams have their sockets and pages: in memory if the system offers that, since ranks that write
+    to a page of a file have to wait while it is written back to a disk."""
+    memory = "/dev/shm"
+    return tempfile.TemporaryDirectory(
+        prefix="mccl-bench-", dir=memory if os.access(memory, os.W_OK | os.X_OK) else None
+    )
 
 
 @contextlib.contextmanager

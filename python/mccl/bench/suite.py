@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from mccl.bench.machine import About, describe
 from mccl.bench.measure import Plan, Row
 from mccl.bench.operations import OPERATIONS
 from mccl.bench.plot import save_plot
-from mccl.bench.session import run, session
+from mccl.bench.session import run, session, work_folder
 from mccl.bench.verdicts import OTHERS, elsewhere, judge
 
 _K, _M = 1 << 10, 1 << 20
@@ -70,7 +69,7 @@ def main(is_quick: bool, folder: Path, can_use_realtime: bool) -> int:
     begin = time.monotonic()
     rows: list[Row] = []
     about = About()
-    with tempfile.TemporaryDirectory(prefix="mccl-bench-") as sockets:
+    with work_folder() as sockets:
         for setup, parts in (QUICK if is_quick else FULL).items():
             if setup.sched == "rr" and not can_use_realtime:
                 about.notes.append("no run under SCHED_RR: it needs Linux and root")

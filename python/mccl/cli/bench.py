@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,7 +18,7 @@ from mccl.bench.machine import About, describe
 from mccl.bench.measure import Plan, Row
 from mccl.bench.operations import ELEMENT_BYTES, OPERATIONS
 from mccl.bench.plot import save_plot
-from mccl.bench.session import run, session
+from mccl.bench.session import run, session, work_folder
 from mccl.bench.team import BenchError
 
 _PEERS = ("mccl-torch", "gloo", "openmpi", "raw")
@@ -50,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 def _run(options: argparse.Namespace) -> int:
     rows: list[Row] = []
     about = About()
-    with tempfile.TemporaryDirectory(prefix="mccl-bench-") as folder:
+    with work_folder() as folder:
         for n in options.n:
             setup = Setup(n, options.transport, options.sched)
             plan = Plan(setup, options.op, options.sizes, options.dtype, options.rounds)
