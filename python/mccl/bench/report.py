@@ -84,10 +84,21 @@ def progress(total: int, what: str) -> Iterator[tuple[Say, Callable[[], None]]]:
         yield lambda text: print(text, flush=True), lambda: None
         return
     console = importlib.import_module("rich.console").Console(stderr=True)
-    bar = importlib.import_module("rich.progress").Progress(console=console, transient=True)
+    # No thread that redraws it while calls are timed: it moves between the rounds.
+    bar = importlib.import_module("rich.progress").Progress(
+        console=console, transient=True, auto_refresh=False
+    )
+
+    def say(text: str) -> None:
+        if sys.stdout.isatty():  # the same screen: the bar makes room
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, flush=True)
+
+    def step() -> None:
+        bar.advance(task)
+        bar.refresh()
+
     with bar:
         task = bar.add_task(what, total=total)
-        if sys.stdout.isatty():  # the same screen: the bar must make room
-            yield lambda text: console.print(text, markup=False, highlight=False), lambda: bar.advance(task)
-        else:
-            yield lambda text: print(text, flush=True), lambda: bar.advance(task)
+        yield say, step
