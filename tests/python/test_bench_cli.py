@@ -153,6 +153,18 @@ def test_a_rank_that_ends_is_named_with_its_last_words(tmp_path: Path) -> None:
         Team(library, Setup(2, "tcp"), tmp_path / "team")
 
 
+def test_a_peer_that_does_not_start_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library = LIBRARIES["gloo"]._replace(commands=lambda setup, folder: [["false"]] * setup.n)
+    monkeypatch.setitem(LIBRARIES, "gloo", library)
+    assert bench.main(["barrier", "--rounds", "1", "--against", "gloo"]) == 0
+    assert "without gloo, which does not start: gloo: a rank ended" in capsys.readouterr().out
+    monkeypatch.setitem(LIBRARIES, "mccl", library._replace(name="mccl"))
+    assert bench.main(["barrier", "--rounds", "1", "--against", "gloo"]) == 1
+    assert "mccl bench: mccl: a rank ended at its start" in capsys.readouterr().err
+
+
 def test_a_rank_that_is_killed_ends_the_others(tmp_path: Path) -> None:
     team = Team(LIBRARIES["raw"], Setup(2, "tcp"), tmp_path / "team")
     processes = list(team._processes)

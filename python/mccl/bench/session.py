@@ -12,7 +12,7 @@ from mccl.bench import report
 from mccl.bench.libraries import Setup, chosen
 from mccl.bench.machine import About
 from mccl.bench.measure import Plan, Row, measure
-from mccl.bench.team import Team
+from mccl.bench.team import BenchError, Team
 
 
 def work_folder() -> tempfile.TemporaryDirectory[str]:
@@ -28,14 +28,21 @@ def work_folder() -> tempfile.TemporaryDirectory[str]:
 def session(names: Sequence[str], setup: Setup, folder: Path, about: About) -> Iterator[list[Team]]:
     """A team for each library that can be measured, for as long as the context lasts."""
     libraries, notes = chosen(names, setup)
-    for note in notes:
-        print(f"# n = {setup.n}, {setup.transport}: {note}", flush=True)
-        about.notes.append(f"n = {setup.n}, {setup.transport}: {note}")
     with contextlib.ExitStack() as stack:
         teams = []
         for library in libraries:
             own = folder / f"{library.name}-{setup.transport}-{setup.n}-{setup.sched}"
-            teams.append(stack.enter_context(contextlib.closing(Team(library, setup, own))))
+            try:
+                teams.append(stack.enter_context(contextlib.closing(Team(library, setup, own))))
+            except BenchError as error:
+                if library.name == "mccl":
+                    raise
+                notes.append(f"without {library.name}, which does not start: {' '.join(str(error).split())}")
+        if not teams:
+            raise BenchError("; ".join(["nothing can be measured", *notes]))
+        for note in notes:
+            print(f"# n = {setup.n}, {setup.transport}: {note}", flush=True)
+            about.notes.append(f"n = {setup.n}, {setup.transport}: {note}")
         yield teams
         for team in teams:
             about.add(team)

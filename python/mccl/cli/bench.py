@@ -44,6 +44,8 @@ def main(arguments: Sequence[str]) -> int:
     except BenchError as error:
         print(f"mccl bench: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def _run(options: argparse.Namespace) -> int:
