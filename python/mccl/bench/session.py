@@ -41,8 +41,10 @@ def session(names: Sequence[str], setup: Setup, folder: Path, about: About) -> I
         if not teams:
             raise BenchError("; ".join(["nothing can be measured", *notes]))
         for note in notes:
-            print(f"# n = {setup.n}, {setup.transport}: {note}", flush=True)
-            about.notes.append(f"n = {setup.n}, {setup.transport}: {note}")
+            line = f"n = {setup.n}, {setup.transport}: {note}"
+            print(f"# {line}", flush=True)
+            if line not in about.notes:
+                about.notes.append(line)
         yield teams
         for team in teams:
             about.add(team)

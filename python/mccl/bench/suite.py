@@ -15,7 +15,7 @@ from mccl.bench.measure import Plan, Row
 from mccl.bench.operations import OPERATIONS
 from mccl.bench.plot import save_plot
 from mccl.bench.session import run, session, work_folder
-from mccl.bench.verdicts import OTHERS, elsewhere, judge
+from mccl.bench.verdicts import OTHERS, OTHERS_LINE, elsewhere, judge
 
 _K, _M = 1 << 10, 1 << 20
 _NAMES = ("mccl", "mccl-torch", "gloo", "openmpi", "raw")
@@ -82,9 +82,9 @@ def main(is_quick: bool, folder: Path, can_use_realtime: bool) -> int:
     machine["kind"] = "quick" if is_quick else "full"
     machine["minutes"] = round((time.monotonic() - begin) / 60, 1)
     report.save_json(folder / "bench.json", machine, rows)
-    verdicts = {
-        sched: judge(rows, sched) for sched in ("default", "rr") if any(row["sched"] == sched for row in rows)
-    }
+    verdicts = {"default": judge(rows)}
+    if any(row["sched"] == "rr" for row in rows):  # all-reduce alone is run that way
+        verdicts["rr"] = [found for found in judge(rows, "rr") if not found.line.startswith(OTHERS_LINE)]
     verdicts["default"] += elsewhere(folder)
     print_verdicts(verdicts)
     print(f"\nwritten: {folder / 'bench.json'}")
