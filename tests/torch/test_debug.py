@@ -384,7 +384,7 @@ def rows_of_ddp(rank: int, n: int, bucket_cap_mb: float | None) -> list[Row]:
     if dist.get_backend() == "mccl":
         buckets = sum(name == "mccl:all_reduce" for name, _ in rows(events))
         assert names(events).count("mccl:future") == buckets >= (1 if bucket_cap_mb is None else 2)
-    # gloo records a row on the thread that runs the call, and its threads start two broadcasts in either order
+    # gloo's rows come from the threads that run the calls, which start two broadcasts in either order
     return sorted((name.partition(":")[2], shapes) for name, shapes in rows(events, dist.get_backend()))
 
 
