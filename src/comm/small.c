@@ -45,6 +45,8 @@ static bool receive(struct exchange *exchange, struct engine_link *link)
 {
     struct link *transport = link->link;
     mccl_result result = MCCL_OK;
+    /* It may read on into messages of later operations, of which the poller then has no news. */
+    link->readable = true;
     if (!link->has_frame) {
         result = transport->ops->peek(transport, &link->frame);
         link->has_frame = result == MCCL_OK;

@@ -130,6 +130,39 @@ static void takes_the_short_way(const char *settings)
     each(&team, leave);
 }
 
+/* The other ranks' vectors are there, and behind each of them a message of the next operation,
+ * which the link reads ahead: no event of the poller tells of it any more. */
+static void reads_ahead(const char *settings)
+{
+    struct team team = make_team(6, settings);
+    int32_t data[6][5], parts[6][6];
+    mccl_request *requests[6][2];
+    for (int rank = 1; rank < 6; rank++) {
+        fill(data[rank], 5, rank, 1);
+        parts[rank][rank] = 100 + rank;
+        CHECK_OK(mccl_all_reduce(data[rank], data[rank], 5, MCCL_INT32, MCCL_SUM, team.comms[rank],
+                                 NULL, &requests[rank][0]));
+        CHECK_OK(mccl_all_gather(&parts[rank][rank], parts[rank], 1, MCCL_INT32, team.comms[rank],
+                                 NULL, &requests[rank][1]));
+    }
+    const uint32_t before = long_way_seq(team.comms[0]);
+    fill(data[0], 5, 0, 1);
+    CHECK_OK(mccl_all_reduce(data[0], data[0], 5, MCCL_INT32, MCCL_SUM, team.comms[0], NULL, NULL));
+    CHECK_EQ_U64(long_way_seq(team.comms[0]), before);
+    parts[0][0] = 100;
+    CHECK_OK(mccl_all_gather(&parts[0][0], parts[0], 1, MCCL_INT32, team.comms[0], NULL, NULL));
+    for (int rank = 0; rank < 6; rank++) {
+        for (int i = 0; i < 2 && rank > 0; i++) {
+            CHECK_OK(mccl_request_wait(requests[rank][i], -1));
+            CHECK_OK(mccl_request_free(requests[rank][i]));
+        }
+        check(data[rank], 5, 6, 1);
+        for (int other = 0; other < 6; other++)
+            CHECK_EQ_I64(parts[rank][other], 100 + other);
+    }
+    each(&team, leave);
+}
+
 /* All but the last rank call; the last one when the others have given up the short way. */
 static void late_round(struct team *team, int rank, uint32_t round, bool in_place)
 {
@@ -229,6 +262,7 @@ int main(void)
 {
     for (size_t i = 0; i < sizeof transports / sizeof transports[0]; i++) {
         takes_the_short_way(transports[i]);
+        reads_ahead(transports[i]);
         for (int n = 2; n <= 4; n++)
             run_new(n, transports[i], last_is_late);
         for (int n = 2; n <= MAX_RANKS; n += n < 4 ? 1 : 4)
