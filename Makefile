@@ -94,7 +94,7 @@ test-net: $(venv)/.mccl $(venv)/.dev ## Two hosts played by network namespaces (
 	    echo 'test-net: skipped: needs root and the command ip (package iproute2) for network namespaces'; \
 	    [ "$$CI" != true ]; \
 	else \
-	    set -x; $(py) -m pytest tests/net -q; \
+	    set -x; $(py) -m pytest tests/net -q && $(py) -m pytest tests/python -q -m net; \
 	fi
 
 .PHONY: test-torch

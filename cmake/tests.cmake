@@ -81,17 +81,33 @@ foreach(file IN LISTS comm_tests)
     mccl_add_test(comm ${file} mccl_test_support mccl)
 endforeach()
 
-# Once more, with shared memory between the ranks.
-if(CMAKE_SYSTEM_NAME STREQUAL "Linux")
-    foreach(name test_algorithms test_collectives test_collectives_threads test_deadlines test_driving test_fork
-                 test_lost_peer test_many test_mismatch test_p2p_end test_requests test_split)
+# mccl_test_again(SUFFIX VARIABLE=VALUE NAME...): these tests once more, with a setting.
+function(mccl_test_again suffix setting)
+    foreach(name IN LISTS ARGN)
         get_test_property(${name} TIMEOUT ctest_seconds)
         math(EXPR seconds "${ctest_seconds} - 30")
-        add_test(NAME ${name}_shm COMMAND limit ${seconds} $<TARGET_FILE:${name}>)
-        set_tests_properties(${name}_shm PROPERTIES LABELS comm SKIP_RETURN_CODE 77 TIMEOUT ${ctest_seconds}
-                             RUN_SERIAL ON ENVIRONMENT "${test_environment};MCCL_TRANSPORT=shm")
+        add_test(NAME ${name}_${suffix} COMMAND limit ${seconds} $<TARGET_FILE:${name}>)
+        set_tests_properties(${name}_${suffix} PROPERTIES LABELS comm SKIP_RETURN_CODE 77 TIMEOUT ${ctest_seconds}
+                             RUN_SERIAL ON ENVIRONMENT "${test_environment};${setting}")
     endforeach()
+endfunction()
+
+set(channels_tcp "MCCL_TRANSPORT=tcp;MCCL_CHANNELS=")
+mccl_test_again(channels2 "${channels_tcp}2" test_algorithms test_driving test_fork test_lost_peer test_mismatch
+                test_split)
+mccl_test_again(channels4 "${channels_tcp}4" test_collectives test_lost_peer)
+if(CMAKE_SYSTEM_NAME STREQUAL "Linux") # where ranks of one host share memory otherwise
+    mccl_test_again(tcp MCCL_TRANSPORT=tcp test_algorithms test_collectives test_collectives_threads
+                    test_deadlines test_driving test_fork test_lost_peer test_many test_mismatch test_p2p test_p2p_end
+                    test_requests test_split)
 endif()
+
+# Measures algorithms that no setting names, and fits the cost model; not installed, and no test.
+foreach(name algorithms fit_costs)
+    add_executable(bench_${name} tests/measure/${name}.c)
+    target_compile_definitions(bench_${name} PRIVATE _GNU_SOURCE)
+    target_link_libraries(bench_${name} PRIVATE mccl_internal mccl_flags mccl_system m)
+endforeach()
 
 file(GLOB examples CONFIGURE_DEPENDS examples/*.c)
 foreach(file IN LISTS examples)

@@ -92,6 +92,14 @@ static void copy_arrays(struct coll_call *coll, int n, void *memory)
 
 /* ---- submission ---- */
 
+/* The same on all ranks. Whether memory is really shared shows later, on each link by itself. */
+static enum coll_links links_of(const struct mccl_comm *comm)
+{
+    if (comm->n_hosts <= 1)
+        return comm->shares ? LINKS_SHM : LINKS_TCP;
+    return comm->n_hosts < comm->n_ranks ? LINKS_MIXED : LINKS_TCP;
+}
+
 static struct coll_env env_of(const struct mccl_comm *comm)
 {
     const struct settings *settings = &comm->settings;
@@ -100,7 +108,9 @@ static struct coll_env env_of(const struct mccl_comm *comm)
                              .chunk_bytes = (size_t)settings->chunk_bytes,
                              .small_bytes = (size_t)settings->small_msg_threshold,
                              .allreduce_algo = settings->allreduce_algo,
-                             .ring_algo = settings->ring_algo};
+                             .ring_algo = settings->ring_algo,
+                             .links = links_of(comm),
+                             .hosts = comm->hosts};
 }
 
 static mccl_result build(struct mccl_comm *comm, struct operation *operation)

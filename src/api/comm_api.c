@@ -272,11 +272,9 @@ mccl_result mccl_comm_split(mccl_comm *comm, int color, int key, mccl_comm **new
     TRY(config_load(config ? config->settings : NULL, &settings));
     struct split_entry own = {.color = color, .key = key, .rank = comm->rank};
     bootstrap_member(comm, &own.member);
+    own.member.shares = comm_wants_memory(&settings);
     own.member.heartbeat_ms = (uint32_t)settings.heartbeat_interval_ms;
-    own.member.agreed[0] = settings.chunk_bytes;
-    own.member.agreed[1] = settings.small_msg_threshold;
-    own.member.agreed[2] = settings.allreduce_algo;
-    own.member.agreed[3] = settings.ring_algo;
+    bootstrap_agree_on(&settings, &own.member);
 
     struct split_entry *all = calloc((size_t)comm->n_ranks, sizeof *all);
     if (!all)

@@ -24,7 +24,10 @@ enum setting_allreduce_algo {
     ALLREDUCE_DIRECT,
     ALLREDUCE_TWO_SHOT,
     ALLREDUCE_RING,
-    ALLREDUCE_RING_CHUNKED
+    ALLREDUCE_RING_CHUNKED,
+    ALLREDUCE_RECURSIVE_DOUBLING,
+    ALLREDUCE_RABENSEIFNER,
+    ALLREDUCE_TWO_LEVEL
 };
 /* BASIC: one piece per segment. CHUNKED = RING_CHUNKED: segments cut into chunks that overlap.
  * FAST: two rings in opposite directions, half the data each. */
@@ -45,11 +48,12 @@ struct settings {
     char ifname[256];            /* IFNAME: "" */
     int64_t chunk_bytes;         /* CHUNK_BYTES: 4 MiB; 4096 .. 1 GiB; thunderbolt profile 16 MiB */
     int64_t small_msg_threshold; /* SMALL_MSG_THRESHOLD: 256 KiB; 0 .. 1 GiB */
+    int64_t channels;            /* CHANNELS: 1; 1 .. 8 */
     int64_t connect_timeout_ms;  /* CONNECT_TIMEOUT_MS: 30000; 1 .. 86400000 */
     int64_t sock_bufsize; /* SOCK_BUFSIZE: see config.c; 0: the kernel's own tuning; up to 1 GiB */
     int64_t tcp_lowat;    /* TCP_LOWAT: 131072; 0 off .. 1 GiB */
     int link_profile;     /* LINK_PROFILE: unset | thunderbolt */
-    int allreduce_algo;   /* ALLREDUCE_ALGO: auto | direct | two_shot | ring | ring_chunked */
+    int allreduce_algo;   /* ALLREDUCE_ALGO: auto, or one of the names in config_table.c */
     int ring_algo;        /* RING_ALGO: auto | basic | chunked | ring_chunked | fast */
     int log_level;        /* LOG_LEVEL: OFF FATAL ERROR WARN INFO DEBUG TRACE or 0..6; WARN */
     int64_t watchdog_timeout_ms;   /* WATCHDOG_TIMEOUT_MS: 300000; 1 .. 86400000 */

@@ -31,13 +31,17 @@ static const struct word profiles[] = {{"unset", PROFILE_NONE, false},
                                        {"thunderbolt", PROFILE_THUNDERBOLT, false},
                                        {0}};
 
-static const struct word allreduce_algos[] = {{"auto", ALLREDUCE_AUTO, false},
-                                              {"unset", ALLREDUCE_AUTO, false},
-                                              {"direct", ALLREDUCE_DIRECT, false},
-                                              {"two_shot", ALLREDUCE_TWO_SHOT, false},
-                                              {"ring", ALLREDUCE_RING, false},
-                                              {"ring_chunked", ALLREDUCE_RING_CHUNKED, false},
-                                              {0}};
+static const struct word allreduce_algos[] = {
+    {"auto", ALLREDUCE_AUTO, false},
+    {"unset", ALLREDUCE_AUTO, false},
+    {"direct", ALLREDUCE_DIRECT, false},
+    {"two_shot", ALLREDUCE_TWO_SHOT, false},
+    {"ring", ALLREDUCE_RING, false},
+    {"ring_chunked", ALLREDUCE_RING_CHUNKED, false},
+    {"recursive_doubling", ALLREDUCE_RECURSIVE_DOUBLING, false},
+    {"rabenseifner", ALLREDUCE_RABENSEIFNER, false},
+    {"two_level", ALLREDUCE_TWO_LEVEL, false},
+    {0}};
 
 static const struct word ring_algos[] = {{"auto", RING_AUTO, false},
                                          {"unset", RING_AUTO, false},
@@ -88,8 +92,8 @@ const struct setting_row config_rows[] = {
      .info.default_value = "auto",
      WORDS(transports, "auto | tcp | shm | rdma"),
      .info.help =
-         "Kind of link between ranks. auto: tcp. shm: collectives between ranks of one host "
-         "go through shared memory (Linux), all else over tcp; a rank that cannot takes tcp.",
+         "Kind of link between ranks. auto, shm: shared memory between ranks of one host (Linux), "
+         "tcp to all others and to a rank that cannot share. tcp: tcp between all.",
      .info.available = "there are no RDMA links in this version; use auto, tcp or shm"},
     {.info.name = "listen_addr",
      .info.variable = "MCCL_LISTEN_ADDR",
@@ -132,6 +136,16 @@ const struct setting_row config_rows[] = {
      LIVE,
      .info.help = "Up to this size algorithms with few steps are taken, above it those that move "
                   "few bytes."},
+    {.info.name = "channels",
+     .info.variable = "MCCL_CHANNELS",
+     MEMBER(VALUE_INT, channels),
+     .info.default_value = "1",
+     NUMBER(1, 8),
+     LIVE,
+     .info.help = "TCP connections between two ranks for collectives, one for each cable, say: "
+                  "messages of at least 32 KiB times their number are cut over all of them. They "
+                  "take turns among interfaces of one kind and speed, or all of MCCL_IFNAME, that "
+                  "have a subnet each in common with the other rank."},
     {.info.name = "connect_timeout_ms",
      .info.variable = "MCCL_CONNECT_TIMEOUT_MS",
      MEMBER(VALUE_MS, connect_timeout_ms),
@@ -178,7 +192,8 @@ const struct setting_row config_rows[] = {
      .info.variable = "MCCL_ALLREDUCE_ALGO",
      MEMBER(VALUE_ENUM, allreduce_algo),
      .info.default_value = "auto",
-     WORDS(allreduce_algos, "auto | direct | two_shot | ring | ring_chunked"),
+     WORDS(allreduce_algos, "auto | direct | two_shot | ring | ring_chunked | recursive_doubling | "
+                            "rabenseifner | two_level"),
      LIVE,
      .info.help =
          "All-reduce algorithm. ring_chunked: ring for large messages, direct for small ones."},

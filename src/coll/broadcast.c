@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Broadcast. TREE: down a binomial tree, for few ranks and little data. SCATTER_GATHER: root gives
- * each other rank a share, which that rank passes on to the rest while it arrives; every rank then
- * sends and receives the vector about once, which is the least possible. Called by the submitter,
- * through coll_build.
+ * Broadcast. TREE: down a binomial tree, for few ranks and little data. CHAIN: from each rank to
+ * the next one, in pieces. SCATTER_GATHER: root gives each other rank a share, which that rank
+ * passes on to the rest while it arrives; every rank then sends and receives the vector about once,
+ * which is the least possible. Called by the submitter, through coll_build.
  */
 #include "coll/build.h"
 
@@ -33,6 +33,24 @@ static void build_tree(const struct coll_call *call, const struct coll_env *env,
                                  (unsigned char *)call->recv + offset, length, STEP_NONE);
         for (unsigned child = above; place + child < n; child *= 2)
             schedule_send(schedule, (int)((place + child + root) % n), src, length, here);
+    }
+}
+
+static void build_chain(const struct coll_call *call, const struct coll_env *env,
+                        struct schedule *schedule, size_t bytes)
+{
+    const int n = env->n_ranks, place = (env->rank - call->root + n) % n;
+    const size_t piece = cut_piped(env, bytes, 0, 2);
+    for (size_t offset = 0; offset < bytes; offset += piece) {
+        const size_t length = min_size(piece, bytes - offset);
+        const unsigned char *src =
+            (const unsigned char *)(place == 0 ? call->send : call->recv) + offset;
+        uint32_t here = STEP_NONE;
+        if (place > 0)
+            here = schedule_recv(schedule, (env->rank + n - 1) % n,
+                                 (unsigned char *)call->recv + offset, length, STEP_NONE);
+        if (place + 1 < n)
+            schedule_send(schedule, (env->rank + 1) % n, src, length, here);
     }
 }
 
@@ -78,6 +96,8 @@ void build_broadcast(const struct coll_call *call, const struct coll_env *env,
         return;
     if (algorithm == ALGO_SCATTER_GATHER)
         build_shares(call, env, schedule, bytes);
+    else if (algorithm == ALGO_CHAIN)
+        build_chain(call, env, schedule, bytes);
     else
         build_tree(call, env, schedule, bytes);
     if (env->rank == call->root)

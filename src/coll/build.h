@@ -16,9 +16,16 @@ typedef void coll_builder(const struct coll_call *call, const struct coll_env *e
 
 coll_builder build_owners;    /* owners.c: everything that reduces, but for rings */
 coll_builder build_ring;      /* ring.c: all_reduce */
+coll_builder build_doubling;  /* doubling.c: all_reduce */
+coll_builder build_two_level; /* two_level.c: all_reduce */
 coll_builder build_broadcast; /* broadcast.c */
 coll_builder build_exchange;  /* exchange.c: everything that only moves parts, but for broadcast */
 coll_builder build_barrier;   /* barrier.c */
+coll_builder build_gather_ring, build_gather_bruck; /* passing.c: all_gather */
+coll_builder build_reduce_ring;                     /* passing.c: reduce_scatter */
+coll_builder build_bruck;                           /* bruck.c: all_to_all */
+coll_builder build_rows;                            /* tree.c: gather and scatter */
+coll_builder build_reduce_tree;                     /* tree.c: reduce */
 
 /* Reduced pieces in flight per peer: one arriving, one being reduced, one leaving, one to spare. */
 #define PIECE_DEPTH 4u

@@ -29,6 +29,14 @@ struct coll_call {
     const size_t *recv_counts;
 };
 
+/* What the links of a group are, as far as all ranks know it. */
+enum coll_links {
+    LINKS_TCP,   /* or not known */
+    LINKS_SHM,   /* all ranks are on one host and share memory */
+    LINKS_MIXED, /* several hosts, several ranks on some of them */
+    N_LINKS
+};
+
 /* What the choice depends on besides the call. Equal on all ranks but for `rank`. */
 struct coll_env {
     int rank, n_ranks;
@@ -36,6 +44,8 @@ struct coll_env {
     size_t small_bytes; /* MCCL_SMALL_MSG_THRESHOLD: at most this is "small" */
     int allreduce_algo; /* enum setting_allreduce_algo */
     int ring_algo;      /* enum setting_ring_algo */
+    enum coll_links links;
+    const int *hosts; /* by rank: the host's number, counted from 0; NULL: all ranks on one */
 };
 
 enum coll_algorithm {
@@ -50,9 +60,17 @@ enum coll_algorithm {
                           */
     ALGO_PAIRWISE,
     ALGO_DISSEMINATION,
+    ALGO_RECURSIVE_DOUBLING,
+    ALGO_RABENSEIFNER,
+    ALGO_CHAIN, /* a tree of one branch, in pieces */
+    ALGO_BRUCK,
+    ALGO_TWO_LEVEL, /* within hosts, between hosts, within hosts */
     ALGO_COUNT
 };
 const char *coll_algorithm_name(enum coll_algorithm algorithm);
+
+/* Is there such an algorithm for the kind, with this many ranks? */
+bool coll_has(enum op_kind kind, enum coll_algorithm algorithm, int n_ranks);
 
 /* Which algorithm `call` gets. Never fails for a checked call, and depends on nothing that differs
  * by rank. */

@@ -30,8 +30,16 @@ struct session {
 };
 
 /* Settings that change which messages a rank sends: all ranks must have the same. */
-static const char *const agreed_settings[4] = {"chunk_bytes", "small_msg_threshold",
-                                               "allreduce_algo", "ring_algo"};
+static const char *const agreed_settings[WIRE_AGREED] = {"chunk_bytes", "small_msg_threshold",
+                                                         "channels", "allreduce_algo", "ring_algo"};
+
+void bootstrap_agree_on(const struct settings *settings, struct wire_member *member)
+{
+    const int64_t values[WIRE_AGREED] = {settings->chunk_bytes, settings->small_msg_threshold,
+                                         settings->channels, settings->allreduce_algo,
+                                         settings->ring_algo};
+    memcpy(member->agreed, values, sizeof member->agreed);
+}
 
 void bootstrap_member(const struct mccl_comm *comm, struct wire_member *member)
 {
@@ -41,14 +49,12 @@ void bootstrap_member(const struct mccl_comm *comm, struct wire_member *member)
     member->rank = (uint32_t)comm->rank;
     member->n_ranks = (uint32_t)comm->n_ranks;
     memcpy(member->host_id, endpoint->host_id, sizeof member->host_id);
+    member->shares = comm_wants_memory(settings);
     member->pid = (uint32_t)os_pid();
     member->n_addresses = (uint32_t)endpoint->n_listeners;
     memcpy(member->host_name, endpoint->host_name, sizeof member->host_name);
     member->heartbeat_ms = (uint32_t)settings->heartbeat_interval_ms;
-    member->agreed[0] = settings->chunk_bytes;
-    member->agreed[1] = settings->small_msg_threshold;
-    member->agreed[2] = settings->allreduce_algo;
-    member->agreed[3] = settings->ring_algo;
+    bootstrap_agree_on(settings, member);
     memcpy(member->addresses, endpoint->addresses, sizeof member->addresses);
 }
 
@@ -57,7 +63,7 @@ static void format_agreed(int index, int64_t value, char *text, size_t size)
     struct settings settings = {0};
     size_t row;
     settings.allreduce_algo = settings.ring_algo = (int)value;
-    if (index < 2 || config_find(agreed_settings[index], &row) != MCCL_OK)
+    if (index < 3 || config_find(agreed_settings[index], &row) != MCCL_OK)
         snprintf(text, size, "%lld", (long long)value);
     else
         config_format(&settings, row, text, size);
@@ -66,7 +72,7 @@ static void format_agreed(int index, int64_t value, char *text, size_t size)
 bool bootstrap_disagree(const struct wire_member *a, const struct wire_member *b, char *text,
                         size_t size)
 {
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < WIRE_AGREED; i++) {
         if (a->agreed[i] == b->agreed[i])
             continue;
         char mine[64], theirs[64];

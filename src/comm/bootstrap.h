@@ -7,6 +7,7 @@
 #ifndef MCCL_COMM_BOOTSTRAP_H
 #define MCCL_COMM_BOOTSTRAP_H
 
+#include "base/config.h"
 #include "comm/conn.h"
 
 #define UNIQUE_ID_VERSION 1
@@ -56,6 +57,8 @@ void bootstrap_check_in(struct mccl_comm *comm, struct conn *conn);
 void bootstrap_on_server_frame(struct mccl_comm *comm, struct conn *conn,
                                const struct wire_frame *frame, const void *payload);
 void bootstrap_on_server_end(struct mccl_comm *comm, struct conn *conn, const char *why);
+/* Fills the settings that all ranks must share. */
+void bootstrap_agree_on(const struct settings *settings, struct wire_member *member);
 /* This rank's own entry. */
 void bootstrap_member(const struct mccl_comm *comm, struct wire_member *member);
 /* First setting in which two members differ but must not: its text for the error, or NULL. */

@@ -25,6 +25,7 @@ static void comm_free(struct mccl_comm *comm)
     engine_fini(comm);
     pthread_mutex_destroy(&comm->cause_lock);
     free(comm->peers);
+    free(comm->hosts);
     free(comm);
 }
 
@@ -43,16 +44,17 @@ void comm_release(struct mccl_comm *comm)
  * once. */
 static mccl_result check_descriptors(const struct mccl_comm *comm)
 {
-    const int needed = 2 * (comm->n_ranks - 1) + OWN_DESCRIPTORS;
+    const int per_rank = 1 + (int)comm->settings.channels;
+    const int needed = per_rank * (comm->n_ranks - 1) + OWN_DESCRIPTORS;
     const int n_free = os_fd_free(needed);
     if (n_free == needed)
         return MCCL_OK;
     const int limit = os_fd_limit();
     return error_set(MCCL_ERR_SYSTEM,
-                     "rank %d of %d, group '%s' needs %d descriptors, two for each other rank, but "
+                     "rank %d of %d, group '%s' needs %d descriptors, %d for each other rank, but "
                      "this process may open only %d more: raise its limit (`ulimit -n`) from %d to "
                      "at least %d",
-                     comm->rank, comm->n_ranks, comm->name, needed, n_free, limit,
+                     comm->rank, comm->n_ranks, comm->name, needed, per_rank, n_free, limit,
                      limit + needed - n_free);
 }
 
@@ -76,9 +78,13 @@ static mccl_result fill(struct mccl_comm *comm, const mccl_config *config)
     TRY(check_descriptors(comm));
     handshake_derive_key(comm->secret, comm->id, comm->settings.auth_key, comm->key);
     comm->peers = calloc((size_t)comm->n_ranks, sizeof *comm->peers);
-    if (!comm->peers)
+    comm->hosts = calloc((size_t)comm->n_ranks, sizeof *comm->hosts);
+    if (!comm->peers || !comm->hosts)
         return error_set(MCCL_ERR_NO_MEMORY, "no memory for a communicator of %d ranks",
                          comm->n_ranks);
+    for (int peer = 0; peer < comm->n_ranks; peer++)
+        for (int i = 0; i < WIRE_CHANNELS_MAX; i++)
+            comm->peers[peer].channels[i] = -1;
     return engine_init(comm);
 }
 
@@ -131,6 +137,11 @@ static void close_connections(struct mccl_comm *comm)
             conn_on_event(conn, OS_POLL_READ);
         conn_kill(conn, "communicator closed");
     }
+    for (int peer = 0; peer < comm->n_ranks; peer++)
+        for (int i = 0; i < WIRE_CHANNELS_MAX; i++) {
+            os_fd_close(comm->peers[peer].channels[i]);
+            comm->peers[peer].channels[i] = -1;
+        }
 }
 
 void comm_destroy(struct mccl_comm *comm)
@@ -179,10 +190,11 @@ mccl_result comm_check(struct mccl_comm *comm, const char *what)
                          what, comm->name);
     if (atomic_load(&comm->failed)) {
         comm_cause(comm);
-        return error_set(
-            comm->cause.result,
-            "%s on rank %d of %d: group '%s' has failed: %s; destroy it and make a new one", what,
-            comm->rank, comm->n_ranks, comm->name, comm->cause.text);
+        return error_set(comm->cause.result,
+                         "%s on rank %d of %d: group '%s' has failed before seq %u: %s; destroy it "
+                         "and make a new one",
+                         what, comm->rank, comm->n_ranks, comm->name, engine_peek_seq(comm),
+                         comm->cause.text);
     }
     if (atomic_load(&comm->phase) != COMM_READY)
         return error_set(MCCL_ERR_INVALID_USAGE,

@@ -32,7 +32,10 @@ struct peer {
     struct wire_member member;
     bool same_host;
     struct conn *control;
-    bool have_data;       /* the data link was handed to the engine */
+    /* Of the data link, until it is handed to the engine: sockets by channel, or -1. */
+    int channels[WIRE_CHANNELS_MAX];
+    bool shares;          /* one of them, to agree on shared memory by, and nothing else */
+    bool have_data;       /* all sockets of the data link are there */
     bool ready;           /* it is connected with all ranks */
     bool p2p_wanted;      /* a point-to-point link was asked for */
     _Atomic bool goodbye; /* the peer said that it leaves; any thread */
@@ -58,7 +61,11 @@ struct mccl_comm {
     uint64_t generation;
     uint32_t n_splits; /* under engine.submit_lock */
     int ranks_on_host; /* set before READY */
-    bool may_spin;     /* each of them can have a core; set before READY */
+    /* What all ranks know alike of each other; set before READY. */
+    int *hosts;    /* by rank: the host's number, counted from 0 in the order of ranks */
+    int n_hosts;   /* 0 until then */
+    bool shares;   /* all ranks ask for shared memory */
+    bool may_spin; /* each of them can have a core; set before READY */
     struct endpoint *endpoint;
 
     /* endpoint's lock */
@@ -112,6 +119,10 @@ mccl_result comm_cause(struct mccl_comm *comm);
 /* ---- initialisation (comm_init.c); endpoint's lock held ---- */
 /* Members are known: dials control and data links to all lower ranks. Table of n_ranks entries. */
 void comm_start_mesh(struct mccl_comm *comm, const struct wire_member *table);
+/* Whether a rank with these settings shares memory with ranks of its host that do so, too. */
+bool comm_wants_memory(const struct settings *settings);
+/* Whether this rank, as the one that dials, offers `peer` shared memory instead of channels. */
+bool comm_offers_memory(const struct mccl_comm *comm, int peer);
 /* Sets the socket options that the communicator's settings ask for. */
 void comm_prepare_socket(const struct mccl_comm *comm, int fd);
 /* A handshake for this communicator is through; takes the connection's socket for data and p2p. */

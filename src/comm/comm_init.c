@@ -20,8 +20,31 @@
  * first word, which all ranks then repeat. */
 #define FIRST_WORD_NS (200 * OS_MS)
 
+/* All sockets of the data link to `peer` are there: the engine gets the link. Only now, since until
+ * all ranks are ready each of them may be dialled again. */
+static mccl_result hand_over(struct mccl_comm *comm, int peer)
+{
+    int fds[WIRE_CHANNELS_MAX];
+    struct link *link;
+    memcpy(fds, comm->peers[peer].channels, sizeof fds);
+    for (int i = 0; i < WIRE_CHANNELS_MAX; i++)
+        comm->peers[peer].channels[i] = -1;
+    if (comm->peers[peer].shares)
+        TRY(link_shm_create(fds[0], peer < comm->rank, comm_wants_memory(&comm->settings), &link));
+    else if (comm->settings.channels == 1)
+        TRY(link_tcp_create(fds[0], NULL, 0, &link));
+    else
+        TRY(link_tcp_create_channels(fds, (unsigned)comm->settings.channels, &link));
+    return engine_add_link(comm, peer, link, false);
+}
+
 static void become_ready(struct mccl_comm *comm)
 {
+    for (int peer = 0; peer < comm->n_ranks; peer++)
+        if (peer != comm->rank && hand_over(comm, peer) != MCCL_OK) {
+            comm_fail_locked(comm, true, MCCL_ERR_NO_MEMORY, comm->rank, "%s", error_text());
+            return;
+        }
     const int64_t now_ns = os_now_ns();
     for (int peer = 0; peer < comm->n_ranks; peer++)
         comm->peers[peer].heard_ns = now_ns;
@@ -30,8 +53,9 @@ static void become_ready(struct mccl_comm *comm)
     atomic_store(&comm->was_ready, true);
     atomic_store(&comm->phase, COMM_READY);
     os_wake_all(&comm->phase);
-    log_info("rank %d of %d, group '%s': ready after %.3f s", comm->rank, comm->n_ranks, comm->name,
-             (double)(now_ns - comm->started_ns) / 1e9);
+    log_info("rank %d of %d, group '%s': ready after %.3f s, on %d host%s", comm->rank,
+             comm->n_ranks, comm->name, (double)(now_ns - comm->started_ns) / 1e9, comm->n_hosts,
+             comm->n_hosts == 1 ? "" : "s");
 }
 
 /* Ready means that all ranks are connected with all, so that no rank starts while another is about
@@ -65,6 +89,21 @@ void comm_on_all_ready(struct mccl_comm *comm)
         become_ready(comm);
 }
 
+/* Members are known: who is on which host. */
+static void count_hosts(struct mccl_comm *comm)
+{
+    comm->n_hosts = 0;
+    comm->shares = true;
+    for (int rank = 0; rank < comm->n_ranks; rank++) {
+        const struct wire_member *member = &comm->peers[rank].member;
+        int first = 0; /* rank of the same host */
+        while (memcmp(comm->peers[first].member.host_id, member->host_id, sizeof member->host_id))
+            first++;
+        comm->hosts[rank] = first == rank ? comm->n_hosts++ : comm->hosts[first];
+        comm->shares = comm->shares && member->shares;
+    }
+}
+
 void comm_start_mesh(struct mccl_comm *comm, const struct wire_member *table)
 {
     if (atomic_load(&comm->failed)) /* aborted while the table was on its way */
@@ -82,6 +121,7 @@ void comm_start_mesh(struct mccl_comm *comm, const struct wire_member *table)
         comm->ranks_on_host += peer != comm->rank && to->same_host;
     }
     comm->may_spin = comm->ranks_on_host <= os_cpu_count();
+    count_hosts(comm);
     comm->deadline_ns = deadline_ns;
     /* Links that came while we were checking in are there already. */
     comm->links_missing = 0;
@@ -95,14 +135,27 @@ void comm_start_mesh(struct mccl_comm *comm, const struct wire_member *table)
     check_connected(comm);
     for (int peer = 0; peer < comm->rank; peer++) {
         const struct peer *to = &comm->peers[peer];
-        for (int purpose = PURPOSE_CONTROL; purpose <= PURPOSE_DATA; purpose++)
-            if (dial_start(comm, peer, (enum wire_purpose)purpose, 0, to->member.addresses,
+        const int n_channels = comm_offers_memory(comm, peer) ? 1 : (int)comm->settings.channels;
+        for (int i = -1; i < n_channels; i++) /* the control link, and each channel */
+            if (dial_start(comm, peer, i < 0 ? PURPOSE_CONTROL : PURPOSE_DATA,
+                           (uint8_t)(i < 0 ? 0 : i), to->member.addresses,
                            (int)to->member.n_addresses, to->same_host, deadline_ns) != MCCL_OK) {
                 comm_fail_locked(comm, true, MCCL_ERR_CONNECT, peer,
                                  "rank %d cannot dial rank %d: %s", comm->rank, peer, error_text());
                 return;
             }
     }
+}
+
+bool comm_wants_memory(const struct settings *settings)
+{
+    return settings->transport == TRANSPORT_SHM ||
+           (settings->transport == TRANSPORT_AUTO && os_shm_exists());
+}
+
+bool comm_offers_memory(const struct mccl_comm *comm, int peer)
+{
+    return comm->peers[peer].same_host && comm_wants_memory(&comm->settings);
 }
 
 static void link_is_there(struct mccl_comm *comm)
@@ -119,29 +172,50 @@ void comm_prepare_socket(const struct mccl_comm *comm, int fd)
     link_tcp_prepare(fd, &options);
 }
 
-static void take_socket(struct mccl_comm *comm, struct conn *conn, bool p2p)
+static int take_socket(const struct mccl_comm *comm, struct conn *conn, const char *what)
 {
     const int peer = conn->peer;
-    struct link *link;
-    char where[64];
+    char where[64], congestion[16];
     os_address_format(&conn->address, where, sizeof where);
-    const bool shares = !p2p && conn->hello.flags & HELLO_SHM;
-    const bool dialled = conn->hello.rank == (uint32_t)comm->rank;
-    const bool willing = comm->settings.transport == TRANSPORT_SHM;
-    const int fd = conn_detach(conn);
-    if ((shares ? link_shm_create(fd, dialled, willing, &link)
-                : link_tcp_create(fd, NULL, 0, &link)) != MCCL_OK ||
-        engine_add_link(comm, peer, link, p2p) != MCCL_OK) {
+    os_socket_congestion_name(conn->fd, congestion, sizeof congestion);
+    log_info("rank %d of %d, group '%s': %s to rank %d by %s%s%s", comm->rank, comm->n_ranks,
+             comm->name, what, peer, where, congestion[0] ? ", " : "", congestion);
+    os_socket_keepalive(conn->fd, 30);
+    return conn_detach(conn);
+}
+
+static void take_p2p(struct mccl_comm *comm, struct conn *conn)
+{
+    const int peer = conn->peer;
+    const bool shares = conn->hello.flags & HELLO_SHM;
+    const int fd = take_socket(comm, conn, "point-to-point link");
+    struct link *link;
+    comm->peers[peer].p2p_wanted = true;
+    const mccl_result result =
+        shares ? link_shm_create(fd, peer < comm->rank, comm_wants_memory(&comm->settings), &link)
+               : link_tcp_create(fd, NULL, 0, &link);
+    if (result != MCCL_OK || engine_add_link(comm, peer, link, true) != MCCL_OK)
         comm_fail_locked(comm, true, MCCL_ERR_NO_MEMORY, comm->rank, "%s", error_text());
-        return;
-    }
-    os_socket_keepalive(fd, 30);
-    log_info("rank %d of %d, group '%s': %s link to rank %d by %s", comm->rank, comm->n_ranks,
-             comm->name, p2p ? "point-to-point" : "data", peer, where);
-    if (p2p)
-        return;
-    const bool repeated = comm->peers[peer].have_data;
-    comm->peers[peer].have_data = true;
+}
+
+static void take_channel(struct mccl_comm *comm, struct conn *conn)
+{
+    struct peer *from = &comm->peers[conn->peer];
+    const int channel = conn->hello.channel;
+    const bool shares = conn->hello.flags & HELLO_SHM;
+    const int n_channels = shares ? 1 : (int)comm->settings.channels;
+    char what[64] = "data link";
+    if (n_channels > 1)
+        snprintf(what, sizeof what, "channel %d of the data link", channel);
+    const int fd = take_socket(comm, conn, what);
+    os_fd_close(from->channels[channel]); /* dialled again because our last word was lost */
+    from->channels[channel] = fd;
+    from->shares = shares;
+    for (int i = 0; i < n_channels; i++)
+        if (from->channels[i] < 0)
+            return;
+    const bool repeated = from->have_data;
+    from->have_data = true;
     if (!repeated)
         link_is_there(comm);
 }
@@ -171,11 +245,10 @@ void comm_on_connection(struct mccl_comm *comm, struct conn *conn)
         break;
     }
     case PURPOSE_DATA:
-        take_socket(comm, conn, false);
+        take_channel(comm, conn);
         break;
     default:
-        comm->peers[conn->peer].p2p_wanted = true;
-        take_socket(comm, conn, true);
+        take_p2p(comm, conn);
         break;
     }
 }

@@ -231,8 +231,8 @@ static void on_connected(struct conn *conn)
     }
     const struct dial *dial = conn->dial;
     const struct mccl_comm *comm = dial->comm;
-    const bool shares = dial->purpose == PURPOSE_DATA && comm->peers[dial->peer].same_host &&
-                        comm->settings.transport == TRANSPORT_SHM;
+    const bool moves_data = dial->purpose == PURPOSE_DATA || dial->purpose == PURPOSE_P2P;
+    const bool shares = moves_data && comm_offers_memory(comm, dial->peer);
     conn->hello = (struct wire_hello){.magic = WIRE_HELLO_MAGIC,
                                       .version_min = WIRE_VERSION,
                                       .version_max = WIRE_VERSION,
@@ -330,6 +330,12 @@ static void refuse(struct conn *conn, enum wire_status status)
         conn_kill(conn, "refused"); /* no stranger: a rank that is early, late or lost */
 }
 
+static bool has_channel(const struct mccl_comm *comm, const struct wire_hello *hello)
+{
+    const bool several = hello->purpose == PURPOSE_DATA && !(hello->flags & HELLO_SHM);
+    return hello->channel < (several ? comm->settings.channels : 1);
+}
+
 static void on_hello(struct conn *conn)
 {
     if (!read_up_to(conn, sizeof(uint32_t)))
@@ -360,7 +366,8 @@ static void on_hello(struct conn *conn)
     } else {
         conn->comm = endpoint_find_comm(conn->endpoint, hello->comm_id, hello->target_rank);
         if (conn->comm && hello->rank < (uint32_t)conn->comm->n_ranks &&
-            hello->rank != hello->target_rank && hello->n_ranks == (uint32_t)conn->comm->n_ranks)
+            hello->rank != hello->target_rank && hello->n_ranks == (uint32_t)conn->comm->n_ranks &&
+            has_channel(conn->comm, hello))
             key = conn->comm->key;
     }
     if (!key) {

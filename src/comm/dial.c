@@ -2,7 +2,8 @@
  *
  * See dial.h. Preference among a peer's addresses: loopback if it shares our host, then subnets
  * that we share (on the interfaces of MCCL_IFNAME, if it is set), then wired and Thunderbolt before
- * Wi-Fi before bridges, faster before slower, and the peer's own order.
+ * Wi-Fi before bridges, faster before slower, and the peer's own order. The channels of a data link
+ * take turns among the best ones, if these are by several interfaces.
  */
 #include "comm/dial.h"
 
@@ -29,6 +30,7 @@ static int kind_rank(unsigned kind)
 
 struct scored {
     struct os_address address;
+    unsigned interface; /* of ours, with a subnet that holds the address; 0: none */
     int score, order;
 };
 
@@ -51,15 +53,38 @@ static bool is_ours(const struct os_address *address, const struct os_interface 
     return false;
 }
 
-/* Is it in a subnet of ours, on an interface that may be used? */
-static bool is_shared(const struct os_address *address, const struct os_interface *interfaces,
-                      size_t n_interfaces)
+/* The interface that may be used and has the address in a subnet of its own; 0: there is none. */
+static unsigned shared_interface(const struct os_address *address,
+                                 const struct os_interface *interfaces, size_t n_interfaces)
 {
     for (size_t i = 0; i < n_interfaces; i++)
         if (interfaces[i].up && interfaces[i].address.family == address->family &&
             os_address_same_subnet(address, &interfaces[i].address, interfaces[i].prefix_bits))
-            return true;
-    return false;
+            return interfaces[i].index;
+    return 0;
+}
+
+/* Puts first the address that suits a channel. Messages are cut evenly, so only addresses that are
+ * as good as the best one take part, or all by interfaces that the user has named; and one of each
+ * interface, since a second one (IPv6, say) would be the same cable. */
+static void take_turns(struct scored *scored, int n, unsigned channel, bool named)
+{
+    int chosen[WIRE_MEMBER_ADDRESSES], n_chosen = 0;
+    for (int i = 0; i < n && scored[0].interface; i++) {
+        bool fits = scored[i].interface &&
+                    (named || (scored[i].score == scored[0].score &&
+                               scored[i].address.speed_mbps == scored[0].address.speed_mbps));
+        for (int k = 0; k < n_chosen; k++)
+            fits = fits && scored[chosen[k]].interface != scored[i].interface;
+        if (fits)
+            chosen[n_chosen++] = i;
+    }
+    if (n_chosen < 2)
+        return;
+    const int first = chosen[channel % (unsigned)n_chosen];
+    const struct scored moved = scored[first];
+    memmove(scored + 1, scored, (size_t)first * sizeof *scored);
+    scored[0] = moved;
 }
 
 static void add_candidate(struct dial *dial, const struct os_address *address, unsigned scope)
@@ -106,14 +131,16 @@ static mccl_result list_candidates(struct dial *dial, const struct wire_address 
         if (!same_host && (loopback || is_ours(&address, interfaces, n_interfaces)))
             continue;
         int score = loopback ? 0 : kind_rank(address.kind);
-        if (!loopback && !is_shared(&address, usable, n_usable))
+        const unsigned interface = loopback ? 0 : shared_interface(&address, usable, n_usable);
+        if (!loopback && !interface)
             score += 10;
         if (address.family == 6 && os_address_is_link_local(&address))
             score += 5; /* needs a guess about the link */
-        scored[n] = (struct scored){address, score, n};
+        scored[n] = (struct scored){address, interface, score, n};
         n++;
     }
     qsort(scored, (size_t)n, sizeof *scored, by_score);
+    take_turns(scored, n, dial->channel, endpoint->n_named > 0);
     for (int i = 0; i < n; i++) {
         if (scored[i].address.family == 6 && os_address_is_link_local(&scored[i].address))
             add_scoped(dial, &scored[i].address, usable, n_usable);
@@ -132,6 +159,7 @@ mccl_result dial_start(struct mccl_comm *comm, int peer, enum wire_purpose purpo
     if (!dial)
         return error_set(MCCL_ERR_NO_MEMORY, "no memory to dial rank %d", peer);
     dial->endpoint = comm->endpoint;
+    dial->channel = channel;
     const mccl_result result = list_candidates(dial, addresses, n_addresses, same_host);
     if (result != MCCL_OK) {
         free(dial);
@@ -140,7 +168,6 @@ mccl_result dial_start(struct mccl_comm *comm, int peer, enum wire_purpose purpo
     dial->comm = comm;
     dial->peer = peer;
     dial->purpose = purpose;
-    dial->channel = channel;
     dial->deadline_ns = deadline_ns;
     dial->backoff_ns = BACKOFF_FIRST_NS;
     dial->stale_after_ns = os_now_ns() + STALE_NS;

@@ -445,6 +445,15 @@ bool engine_next_seq(struct mccl_comm *comm, const struct signature *signature, 
     return next;
 }
 
+uint32_t engine_peek_seq(struct mccl_comm *comm)
+{
+    struct engine *engine = &comm->engine;
+    pthread_mutex_lock(&engine->submit_lock);
+    const uint32_t seq = engine->next_seq;
+    pthread_mutex_unlock(&engine->submit_lock);
+    return seq;
+}
+
 mccl_result engine_submit(struct mccl_comm *comm, struct operation *operation, bool attended)
 {
     struct engine *engine = &comm->engine;

@@ -149,6 +149,8 @@ bool engine_enter(struct mccl_comm *comm);
 void engine_leave(struct mccl_comm *comm);
 /* Owner: the place of an operation that starts at once. False if another one comes first. */
 bool engine_next_seq(struct mccl_comm *comm, const struct signature *signature, uint32_t *seq);
+/* The place that the next operation will get. Any thread. */
+uint32_t engine_peek_seq(struct mccl_comm *comm);
 
 /* The parts of a submission, for point-to-point: counts the request in; takes a first step or tells
  * whoever drives. */

@@ -4,6 +4,7 @@
  * everything else belongs to the owner of the engine.
  */
 #include "comm/p2p_state.h"
+#include "comm/progress.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,6 +85,11 @@ bool p2p_has_news(const struct mccl_comm *comm)
     return atomic_load(&comm->engine.p2p->n_inbox) > 0;
 }
 
+bool p2p_is_live(const struct mccl_comm *comm)
+{
+    return comm->engine.p2p->live != NULL;
+}
+
 /* ---- owner: life of a message ---- */
 
 void p2p_live_add(struct p2p *p2p, struct message *message)
@@ -160,11 +166,23 @@ void p2p_add_link(struct mccl_comm *comm, int index, struct link *link)
     peer->readable = true;
     peer->wanted = true;
     p2p->active = true;
-    const mccl_result result = os_poller_add(comm->engine.poller, link->ops->descriptor(link),
+    const mccl_result result = os_poller_add(comm->engine.poller, link->ops->descriptor(link, 0),
                                              OS_POLL_READ | OS_POLL_WRITE | OS_POLL_EDGE, peer);
     if (result != MCCL_OK)
         comm_fail(comm, result, index, "cannot watch the point-to-point link to rank %d: %s", index,
                   error_text());
+}
+
+bool p2p_arm(struct mccl_comm *comm)
+{
+    struct p2p *p2p = comm->engine.p2p;
+    bool news = false;
+    for (int i = 0; p2p->active && i < p2p->n_ranks; i++) {
+        struct p2p_peer *peer = &p2p->peers[i];
+        if (peer->link && peer->link->silent && !peer->ended)
+            news |= peer->link->ops->arm(peer->link, true);
+    }
+    return news;
 }
 
 void p2p_on_event(struct mccl_comm *comm, void *data)
@@ -180,6 +198,7 @@ bool p2p_step(struct mccl_comm *comm)
     bool moved = p2p_take_inbox(comm);
     if (!p2p->active)
         return false;
+    const bool read_blindly = p2p->live && progress_reads_blindly(comm);
     for (int i = 0; i < p2p->n_ranks && !atomic_load(&comm->failed); i++) {
         struct p2p_peer *peer = &p2p->peers[i];
         if (!peer->link)
@@ -188,7 +207,9 @@ bool p2p_step(struct mccl_comm *comm)
             p2p_part(peer);
         if (peer->first || peer->n_posted != peer->n_completed)
             moved |= p2p_pump_out(comm, peer);
-        if (peer->readable && !peer->ended && !atomic_load(&comm->failed))
+        /* A silent link is read even if nobody waits: what comes early must not stop its sender. */
+        if ((peer->readable || read_blindly || peer->link->silent) && !peer->ended &&
+            !atomic_load(&comm->failed))
             moved |= p2p_pump_in(comm, peer);
     }
     if (atomic_load(&comm->n_left) > 0 && !atomic_load(&comm->failed))

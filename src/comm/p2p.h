@@ -33,9 +33,12 @@ bool p2p_has_news(const struct mccl_comm *comm);
 /* Owner of the engine. */
 void p2p_add_link(struct mccl_comm *comm, int peer, struct link *link);
 bool p2p_step(struct mccl_comm *comm);
+bool p2p_is_live(const struct mccl_comm *comm); /* a send or receive is in flight */
 void p2p_fail_all(struct mccl_comm *comm);
 int64_t p2p_check_time(struct mccl_comm *comm,
-                       int64_t now_ns);                /* next deadline, INT64_MAX if none */
+                       int64_t now_ns); /* next deadline, INT64_MAX if none */
+/* See progress_arm. */
+bool p2p_arm(struct mccl_comm *comm);
 void p2p_on_event(struct mccl_comm *comm, void *data); /* what p2p_add_link gave to the poller */
 
 #endif

@@ -204,7 +204,7 @@ void p2p_leave_end(struct mccl_comm *comm)
         if (settled || left_ns <= 0)
             return;
         struct os_poll_event events[32];
-        if (!again)
+        if (!again && !p2p_arm(comm))
             os_poller_wait(comm->engine.poller, events, 32, left_ns);
     }
 }

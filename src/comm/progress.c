@@ -190,17 +190,20 @@ static void take_over(struct mccl_comm *comm, const struct incoming_link *incomi
         return;
     }
     struct engine_link *link = &engine->links[incoming->peer];
-    if (link->link) /* a repeated dial: the newer one is the one that the peer uses */
-        link->link->ops->close(link->link);
     link->link = incoming->link;
     link->readable = true;
-    link->has_frame = link->receiving = false; /* of the older one */
-    const int fd = incoming->link->ops->descriptor(incoming->link);
-    const mccl_result result =
-        os_poller_add(engine->poller, fd, OS_POLL_READ | OS_POLL_WRITE | OS_POLL_EDGE, link);
-    if (result != MCCL_OK)
-        comm_fail(comm, result, incoming->peer, "cannot watch the link to rank %d: %s",
-                  incoming->peer, error_text());
+    for (unsigned i = 0;; i++) {
+        const int fd = link->link->ops->descriptor(link->link, i);
+        if (fd < 0)
+            break;
+        const mccl_result result =
+            os_poller_add(engine->poller, fd, OS_POLL_READ | OS_POLL_WRITE | OS_POLL_EDGE, link);
+        if (result != MCCL_OK) {
+            comm_fail(comm, result, incoming->peer, "cannot watch the link to rank %d: %s",
+                      incoming->peer, error_text());
+            break;
+        }
+    }
 }
 
 /* Links that the service thread has brought since the last round; a failed communicator closes
@@ -463,8 +466,8 @@ static void fail_everything(struct mccl_comm *comm)
         /* Sockets close when the communicator goes; until then nothing watches them. */
         for (int peer = 0; peer < comm->n_ranks; peer++) {
             struct engine_link *link = &engine->links[peer];
-            if (link->link)
-                os_poller_remove(engine->poller, link->link->ops->descriptor(link->link));
+            for (unsigned i = 0; link->link && link->link->ops->descriptor(link->link, i) >= 0; i++)
+                os_poller_remove(engine->poller, link->link->ops->descriptor(link->link, i));
             link->send_op = link->recv_op = NULL;
         }
         p2p_fail_all(comm);
@@ -489,16 +492,24 @@ static void fail_everything(struct mccl_comm *comm)
 
 /* ---- one round ---- */
 
+bool progress_reads_blindly(const struct mccl_comm *comm)
+{
+    return comm->n_ranks <= 4;
+}
+
+/* Which links have something, where that is not found out by reading and somebody waits for it. */
+static void ask_poller(struct mccl_comm *comm)
+{
+    struct os_poll_event events[32];
+    if (!progress_reads_blindly(comm) && (comm->engine.n_active > 0 || p2p_is_live(comm)))
+        progress_on_events(comm, events, os_poller_wait(comm->engine.poller, events, 32, 0));
+}
+
 static bool move_collectives(struct mccl_comm *comm)
 {
     struct engine *engine = &comm->engine;
+    const bool read_blindly = progress_reads_blindly(comm);
     bool moved = false;
-    /* With few peers a failing read costs no more than asking the poller which one is ready. */
-    const bool read_blindly = comm->n_ranks <= 4;
-    if (!read_blindly && engine->n_active > 0) {
-        struct os_poll_event events[32];
-        progress_on_events(comm, events, os_poller_wait(engine->poller, events, 32, 0));
-    }
     for (int i = 1; i < comm->n_ranks; i++) {
         const int peer = (comm->rank + i) % comm->n_ranks;
         struct engine_link *link = &engine->links[peer];
@@ -523,8 +534,11 @@ static void finish_what_has_arrived(struct mccl_comm *comm)
     const struct cause *cause = &comm->cause;
     if (comm->engine.drained || (cause->result == MCCL_ERR_ABORTED && cause->rank == comm->rank))
         return;
-    for (int round = 0; round < LAST_ROUNDS && move_collectives(comm); round++)
-        continue;
+    bool moved = true;
+    for (int round = 0; round < LAST_ROUNDS && moved; round++) {
+        ask_poller(comm);
+        moved = move_collectives(comm);
+    }
 }
 
 bool progress_step(struct mccl_comm *comm)
@@ -536,6 +550,7 @@ bool progress_step(struct mccl_comm *comm)
         return false;
     }
     take_over_links(comm, false);
+    ask_poller(comm);
     bool moved = start_operations(comm);
     moved |= move_collectives(comm);
     moved |= p2p_step(comm);
@@ -551,6 +566,8 @@ bool progress_arm(struct mccl_comm *comm)
             news |= link->link->ops->arm(link->link,
                                          link->recv_op && (!link->has_frame || link->receiving));
     }
+    if (!atomic_load(&comm->failed))
+        news |= p2p_arm(comm);
     return news;
 }
 

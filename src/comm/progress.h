@@ -15,6 +15,8 @@ void progress_link_failed(struct mccl_comm *comm, int peer);
 /* Starts an operation (taken) of small.c: its messages have left or are on their way out, those of
  * the ranks in `arrived` lie in engine->small, where the others are to arrive too. */
 void progress_resume(struct mccl_comm *comm, struct operation *operation, uint32_t arrived);
+/* With few peers a failing read costs no more than asking the poller which one is ready. */
+bool progress_reads_blindly(const struct mccl_comm *comm);
 /* One round over everything. True if anything moved. Never blocks. */
 bool progress_step(struct mccl_comm *comm);
 /* Owner, before it sleeps in the poller: links that would not wake it are told to. True if one has

@@ -48,9 +48,9 @@ struct link_ops {
      * after what is. Reading goes on. */
     void (*end)(struct link *link);
 
-    /* Descriptor for the poller (edge-triggered, both directions), or -1 if the link must be
-     * polled. */
-    int (*descriptor)(const struct link *link);
+    /* The i-th descriptor for the poller (edge-triggered, both directions), or -1 past the last: a
+     * link over several sockets has as many. */
+    int (*descriptor)(const struct link *link, unsigned i);
 
     /* Closes and frees. NULL is ignored. If the peer has sent something that was not read, or sends
      * more, it may lose what it has not read yet. */
@@ -75,6 +75,9 @@ struct link_tcp_options {
 /* Takes ownership of a connected, authenticated, non-blocking socket. `early` bytes were already
  * read from it behind the handshake. On error the socket is closed. */
 mccl_result link_tcp_create(int fd, const void *early, size_t early_size, struct link **link);
+/* A link over n such sockets, 2 .. WIRE_CHANNELS_MAX, in the same order on both sides: large
+ * messages are cut over all (see wire_part). Takes ownership of all. */
+mccl_result link_tcp_create_channels(const int *fds, unsigned n, struct link **link);
 /* Sets the socket options that have to be there before connect or listen. Reports clamping in the
  * log. */
 void link_tcp_prepare(int fd, const struct link_tcp_options *options);

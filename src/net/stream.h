@@ -36,5 +36,8 @@ struct stream {
 /* Takes ownership of the stream. `early` bytes were already read from it. On error it is closed. */
 mccl_result link_over_stream(struct stream *stream, const void *early, size_t early_size,
                              struct link **link);
+/* A new link over a stream: of messages that are cut over n channels it carries the header and the
+ * first part only. Its frames tell the whole length all the same. */
+void link_stream_is_first_of(struct link *link, unsigned n);
 
 #endif

@@ -23,17 +23,20 @@ enum {
 struct outgoing {
     struct wire_frame frame;
     const unsigned char *payload;
+    size_t size; /* bytes of it that go by this stream */
     size_t done; /* bytes of header + payload already written */
 };
 
 struct stream_link {
     struct link base;
     struct stream *stream;
+    unsigned n_channels; /* that share large messages; this is the first of them */
     unsigned head, tail; /* ring indices, free-running: tail - head messages wait */
     struct outgoing ring[RING];
     struct wire_frame incoming;
     bool have_header;
-    uint64_t payload_done; /* bytes of the incoming payload already taken */
+    uint64_t payload_size; /* bytes of the incoming payload that come by this stream */
+    uint64_t payload_done; /* of these, already taken */
     size_t ahead_start, ahead_end;
     unsigned char ahead[READ_AHEAD];
 };
@@ -58,6 +61,7 @@ static mccl_result stream_send(struct link *link, const struct wire_frame *frame
     struct outgoing *out = &self->ring[self->tail++ % RING];
     out->frame = *frame;
     out->payload = payload;
+    out->size = (size_t)wire_part(frame->length, self->n_channels);
     out->done = 0;
     return MCCL_OK;
 }
@@ -77,7 +81,7 @@ static int gather_iov(struct stream_link *self, struct iovec *iov, size_t *total
             done = sizeof out->frame;
         }
         const size_t offset = done - sizeof out->frame;
-        size_t left = (size_t)out->frame.length - offset;
+        size_t left = out->size - offset;
         if (left > WRITE_BURST - (*total < WRITE_BURST ? *total : WRITE_BURST))
             left = WRITE_BURST - (*total < WRITE_BURST ? *total : WRITE_BURST);
         if (left > 0) {
@@ -97,7 +101,7 @@ static void account_written(struct stream_link *self, size_t written)
 {
     while (written > 0) {
         struct outgoing *out = &self->ring[self->head % RING];
-        const size_t whole = sizeof out->frame + (size_t)out->frame.length;
+        const size_t whole = sizeof out->frame + out->size;
         const size_t step = written < whole - out->done ? written : whole - out->done;
         out->done += step;
         written -= step;
@@ -175,6 +179,7 @@ static mccl_result stream_peek(struct link *link, struct wire_frame *frame)
                                  "the stream is not in step: bad frame header 0x%04x version %u",
                                  self->incoming.magic, self->incoming.version);
             self->have_header = true;
+            self->payload_size = wire_part(self->incoming.length, self->n_channels);
             self->payload_done = 0;
             break;
         }
@@ -208,8 +213,8 @@ static mccl_result stream_receive(struct link *link, void *buffer)
     struct stream_link *self = of(link);
     MCCL_ASSERT(self->have_header);
     unsigned char discard[4096];
-    while (self->payload_done < self->incoming.length) {
-        const uint64_t left = self->incoming.length - self->payload_done;
+    while (self->payload_done < self->payload_size) {
+        const uint64_t left = self->payload_size - self->payload_done;
         const size_t there = self->ahead_end - self->ahead_start;
         unsigned char *to = buffer ? (unsigned char *)buffer + self->payload_done : discard;
         size_t want = buffer || left < sizeof discard ? (size_t)left : sizeof discard;
@@ -237,10 +242,10 @@ static void stream_end(struct link *link)
     self->stream->ops->end(self->stream);
 }
 
-static int stream_descriptor(const struct link *link)
+static int stream_descriptor(const struct link *link, unsigned i)
 {
     const struct stream *stream = ((const struct stream_link *)(const void *)link)->stream;
-    return stream->ops->descriptor(stream);
+    return i == 0 ? stream->ops->descriptor(stream) : -1;
 }
 
 static void stream_close(struct link *link)
@@ -281,9 +286,15 @@ mccl_result link_over_stream(struct stream *stream, const void *early, size_t ea
     self->base.ops = &ops;
     self->base.silent = stream->ops->arm != NULL;
     self->stream = stream;
+    self->n_channels = 1;
     if (early_size > 0)
         memcpy(self->ahead, early, early_size);
     self->ahead_end = early_size;
     *link = &self->base;
     return MCCL_OK;
+}
+
+void link_stream_is_first_of(struct link *link, unsigned n)
+{
+    of(link)->n_channels = n;
 }

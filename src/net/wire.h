@@ -18,7 +18,9 @@
 #define WIRE_HELLO_MAGIC 0x4c43434du /* "MCCL" */
 #define WIRE_FRAME_MAGIC 0x434d      /* "MC" */
 #define WIRE_CONTROL_MAX \
-    1024 /* most payload bytes of a control frame; longer ones close the link */
+    1024                    /* most payload bytes of a control frame; longer ones close the link */
+#define WIRE_CHANNELS_MAX 8 /* connections of a data link */
+#define WIRE_PART_MIN 32768 /* least bytes of a part: PART_MIN */
 
 enum wire_purpose { PURPOSE_BOOTSTRAP = 1, PURPOSE_CONTROL = 2, PURPOSE_DATA = 3, PURPOSE_P2P = 4 };
 
@@ -29,8 +31,8 @@ struct wire_hello {
     uint32_t magic;
     uint16_t version_min, version_max;
     uint8_t purpose; /* enum wire_purpose */
-    uint8_t channel; /* PURPOSE_DATA: which of the parallel connections; 0 */
-    uint16_t flags;  /* HELLO_SHM: an offer of shared memory follows the handshake (data links) */
+    uint8_t channel; /* PURPOSE_DATA: which of the parallel connections; else 0 */
+    uint16_t flags;  /* HELLO_SHM: an offer of shared memory follows the handshake */
     uint32_t rank, target_rank, n_ranks;
     uint64_t generation;
     uint8_t comm_id[16];
@@ -110,7 +112,18 @@ struct wire_frame {
 };
 static_assert(sizeof(struct wire_frame) == 32, "layout");
 
+/* A data link of several channels cuts a message of `length` bytes into one part for each, in
+ * order. Returns the bytes of every part but the last, which has the rest; `length` if the message
+ * is too short to be cut, and channel 0 carries all of it. */
+static inline uint64_t wire_part(uint64_t length, unsigned n_channels)
+{
+    if (n_channels == 1 || length < (uint64_t)n_channels * WIRE_PART_MIN)
+        return length;
+    return length / n_channels / 64 * 64; /* parts begin where cache lines do, if the buffer does */
+}
+
 #define WIRE_MEMBER_ADDRESSES 16
+#define WIRE_AGREED 5
 
 struct wire_address {
     uint8_t family, kind; /* see struct os_address */
@@ -128,11 +141,11 @@ struct wire_member {
     uint32_t n_addresses;
     char host_name[32];
     uint32_t heartbeat_ms; /* how often it sends heartbeats; 0: never */
-    uint32_t reserved;
-    /* Settings that must agree, in the order of AGREED_SETTINGS in bootstrap.c. */
-    int64_t agreed[4];
+    uint32_t shares;       /* 1: it asks for shared memory with the ranks of its host */
+    /* Settings that must agree, in the order of `agreed_settings` in bootstrap.c. */
+    int64_t agreed[WIRE_AGREED];
     struct wire_address addresses[WIRE_MEMBER_ADDRESSES];
 };
-static_assert(sizeof(struct wire_member) == 488, "layout");
+static_assert(sizeof(struct wire_member) == 496, "layout");
 
 #endif

@@ -128,6 +128,8 @@ mccl_result os_socket_notsent_lowat(int fd, size_t bytes);
 /* Congestion control by name (Linux: TCP_CONGESTION). MCCL_ERR_UNSUPPORTED elsewhere or when
  * refused. */
 mccl_result os_socket_congestion(int fd, const char *name);
+/* The one in force; "" where the system does not tell. */
+void os_socket_congestion_name(int fd, char *name, size_t size);
 /* TCP keep-alive: probes after `idle_s` of silence, then every few seconds. Best effort. */
 void os_socket_keepalive(int fd, int idle_s);
 /* Makes close() send a reset at once instead of lingering. */
@@ -197,6 +199,8 @@ mccl_result os_random(void *buffer, size_t size);
 
 /* ---- shared memory (os_shm_*.c) ---- */
 
+/* Whether there is any on this system. */
+bool os_shm_exists(void);
 /* Zeroed memory that another process of this user can open by our pid and *fd, which stays open
  * until os_fd_close. It has no name. */
 mccl_result os_shm_create(size_t size, void **memory, int *fd);

@@ -6,6 +6,11 @@
 
 #include "base/error.h"
 
+bool os_shm_exists(void)
+{
+    return false;
+}
+
 mccl_result os_shm_create(size_t size, void **memory, int *fd)
 {
     (void)size, (void)memory, (void)fd;

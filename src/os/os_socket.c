@@ -219,6 +219,19 @@ mccl_result os_socket_congestion(int fd, const char *name)
 #endif
 }
 
+void os_socket_congestion_name(int fd, char *name, size_t size)
+{
+    name[0] = '\0';
+#if defined(TCP_CONGESTION)
+    socklen_t length = (socklen_t)size - 1;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &length) == 0)
+        name[length] = '\0';
+#else
+    (void)fd;
+    (void)size;
+#endif
+}
+
 void os_socket_keepalive(int fd, int idle_s)
 {
     set_int(fd, SOL_SOCKET, SO_KEEPALIVE, 1);

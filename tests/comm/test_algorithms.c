@@ -4,7 +4,7 @@
  * on random floats bit-identical on all ranks, in place and out of place, and again on a second
  * communicator; 16-bit floats within one rounding of the exact sum.
  */
-/* limit: 120 s */
+/* limit: 240 s */
 /* sanitize: not thread */
 /* each rank is a process here: nothing that test_collectives_threads.c lacks */
 #include "support/cases.h"
@@ -24,6 +24,9 @@ static const char *const algorithms[] = {
     "allreduce_algo=ring; ring_algo=fast",
     "allreduce_algo=ring_chunked; ring_algo=ring_chunked",
     "allreduce_algo=ring_chunked; ring_algo=fast",
+    "allreduce_algo=recursive_doubling",
+    "allreduce_algo=rabenseifner",
+    "allreduce_algo=two_level",
 };
 static const char *const sizes[] = {
     "",

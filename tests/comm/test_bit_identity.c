@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Reductions give the same bits on all ranks, and again in another group with other timing: 1,000
- * random combinations of number of ranks, settings (algorithm, ring, chunk, threshold), dtype, op
- * and count, on random bits, so NaN patterns, infinities and subnormals are among the values.
+ * Reductions give the same bits on all ranks, and again in another group with other timing and
+ * another number of channels: 1,000 random combinations of number of ranks, settings (algorithm,
+ * ring, chunk, threshold), dtype, op and count, on random bits, so NaN patterns, infinities and
+ * subnormals are among the values.
  */
 /* limit: 150 s */
 #include "support/check.h"
@@ -155,7 +156,11 @@ static uint64_t run_call(mccl_comm *comm, const struct call *call, int rank, int
 static void run_group(struct rank *self)
 {
     const struct group *group = self->arg;
-    mccl_comm *comm = rank_connect_with(self, group->settings, 60000);
+    static const int channels[] = {1, 2, 4, 8, 3};
+    char settings[200];
+    snprintf(settings, sizeof settings, "%s; channels=%d", group->settings,
+             channels[(draw(group->seed, 5, 5) + (size_t)group->run) % 5]);
+    mccl_comm *comm = rank_connect_with(self, settings, 60000);
     for (int i = 0; i < N_CALLS; i++) {
         const struct call call = draw_call(group, i, self->n);
         /* Who comes first differs between the runs. */
@@ -186,7 +191,9 @@ static void compare(const struct group *group, int n)
 
 int main(void)
 {
-    static const char *const algorithms[] = {"auto", "direct", "two_shot", "ring", "ring_chunked"};
+    static const char *const algorithms[] = {"auto",         "direct",       "two_shot",
+                                             "ring",         "ring_chunked", "recursive_doubling",
+                                             "rabenseifner", "two_level"};
     static const char *const rings[] = {"auto", "basic", "chunked", "fast"};
     static const size_t chunks[] = {4096, 10000, 65536, 4194304};
     static const size_t thresholds[] = {0, 1000, 30000, 262144};
@@ -195,8 +202,9 @@ int main(void)
         const int n = 2 + (int)draw(group.seed, 0, MAX_RANKS - 1);
         snprintf(group.settings, sizeof group.settings,
                  "allreduce_algo=%s; ring_algo=%s; chunk_bytes=%zu; small_msg_threshold=%zu",
-                 algorithms[draw(group.seed, 1, 5)], rings[draw(group.seed, 2, 4)],
-                 chunks[draw(group.seed, 3, 4)], thresholds[draw(group.seed, 4, 4)]);
+                 algorithms[draw(group.seed, 1, sizeof algorithms / sizeof algorithms[0])],
+                 rings[draw(group.seed, 2, 4)], chunks[draw(group.seed, 3, 4)],
+                 thresholds[draw(group.seed, 4, 4)]);
         for (group.run = 0; group.run < N_RUNS; group.run++)
             threads_run(n, run_group, &group);
         compare(&group, n);

@@ -63,8 +63,9 @@ static void rank_main(struct rank *self)
         CHECK_FAIL("the victim was not killed");
     }
     CHECK_RESULT(wait_for_victim(plan, data, count, comm), MCCL_ERR_PEER_LOST);
-    char text[1024];
+    char text[1024], word[32];
     snprintf(text, sizeof text, "%s", mccl_last_error());
+    snprintf(word, sizeof word, "rank %d", plan->victim);
     const int64_t killed_ms = atomic_load(&self->board->value[BOARD_KILLED]);
     const int64_t noticed_ms = now_ms() - killed_ms;
     CHECK(killed_ms != 0);
@@ -74,6 +75,8 @@ static void rank_main(struct rank *self)
     /* The next call says the same at once. */
     const int64_t again_ms = now_ms();
     CHECK_RESULT(mccl_barrier(comm, NULL, NULL), MCCL_ERR_PEER_LOST);
+    CHECK_HAS(mccl_last_error(), "has failed before seq ");
+    CHECK_HAS(mccl_last_error(), word);
     CHECK_OK(mccl_comm_destroy(comm));
     CHECK_LE_I64(now_ms() - again_ms, NOTICE_MS);
     free(data);

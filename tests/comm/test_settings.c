@@ -69,8 +69,10 @@ static void algorithms(struct rank *self)
         sent_by_all_reduce(self, "allreduce_algo=ring_chunked; small_msg_threshold=1000", count),
         bytes * 3 / 2);
     /* auto: direct while what a rank sends, here three vectors, is within the threshold. */
-    CHECK_EQ_U64(sent_by_all_reduce(self, "small_msg_threshold=480000", count), 3 * bytes);
-    CHECK_EQ_U64(sent_by_all_reduce(self, "small_msg_threshold=479999", count), bytes * 3 / 2);
+    CHECK_EQ_U64(sent_by_all_reduce(self, "transport=tcp; small_msg_threshold=480000", count),
+                 3 * bytes);
+    CHECK_EQ_U64(sent_by_all_reduce(self, "transport=tcp; small_msg_threshold=479999", count),
+                 bytes * 3 / 2);
 }
 
 /* ---- how vectors are cut: bytes on the wire beyond the payload are message headers ---- */
@@ -157,6 +159,18 @@ static void pieces(struct rank *self)
     CHECK_EQ_I64(chunked.busy_sockets, 1);
     CHECK_EQ_I64(fast.busy_sockets, 2); /* both ways round */
     CHECK_EQ_I64(large.busy_sockets, 3);
+    const struct traffic channels = traffic_of_all_reduce(self, "channels=2", count);
+    CHECK_EQ_I64(channels.busy_sockets, 6);
+}
+
+/* Below 32 KiB for each channel a message goes by one socket. */
+static void channels(struct rank *self)
+{
+    CHECK_EQ_I64(self->n, 2);
+    const struct traffic short_ones = traffic_of_all_reduce(self, "channels=4", 32767);
+    CHECK_EQ_I64(short_ones.busy_sockets, 1);
+    const struct traffic long_ones = traffic_of_all_reduce(self, "channels=4", 32768);
+    CHECK_EQ_I64(long_ones.busy_sockets, 4);
 }
 
 /* ---- profiles ---- */
@@ -428,6 +442,7 @@ int main(void)
 {
     run("ALLREDUCE_ALGO, SMALL_MSG_THRESHOLD", 4, algorithms);
     run("CHUNK_BYTES, RING_ALGO", 4, pieces);
+    run("CHANNELS", 2, channels);
     run("LINK_PROFILE", 2, link_profile);
     run("SOCK_BUFSIZE, TCP_LOWAT", 2, socket_options);
     clamping_is_reported();

@@ -90,6 +90,7 @@ static void settings_disagree(struct rank *self)
     } cases[] = {
         {"chunk_bytes=1M", "chunk_bytes=2M", "1048576", "2097152"},
         {"small_msg_threshold=1000", "small_msg_threshold=1001", "1000", "1001"},
+        {"channels=1", "channels=2", "MCCL_CHANNELS=1", "2 on rank"},
         {"allreduce_algo=ring", "allreduce_algo=two_shot", "ring", "two_shot"},
         {"ring_algo=basic", "ring_algo=fast", "basic", "fast"},
     };

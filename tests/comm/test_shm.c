@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * MCCL_TRANSPORT=shm: who shares memory with whom, what a rank that does not want to changes, and
- * that waiting costs no processor. Many of the other tests run over shared memory as well, see
- * cmake/tests.cmake.
+ * Who shares memory with whom, by default and with MCCL_TRANSPORT=shm, what a rank that does not
+ * want to changes, and that waiting costs no processor. Most of the other tests run over shared
+ * memory too, since it is the default; cmake/tests.cmake names those that run over TCP as well.
  */
 #include "support/check.h"
 #include "support/harness.h"
@@ -34,16 +34,42 @@ static void sum_up(const struct rank *self, mccl_comm *comm, size_t count)
     CHECK_EQ_MEM(data, expected, count * sizeof data[0]);
 }
 
-static void shares(struct rank *self)
+/* To the right neighbour, from the left one: small enough to come early, and not. */
+static void pass_on(const struct rank *self, mccl_comm *comm, size_t count)
 {
-    mccl_comm *comm = rank_connect_with(self, "transport=shm", 20000);
+    static float sent[COUNT], data[COUNT], expected[COUNT];
+    const int right = (self->rank + 1) % self->n, left = (self->rank + self->n - 1) % self->n;
+    mccl_request *request = NULL;
+    pattern_fill(sent, count, MCCL_FLOAT32, MCCL_SUM, 6, self->rank, self->n, 0);
+    pattern_fill(expected, count, MCCL_FLOAT32, MCCL_SUM, 6, left, self->n, 0);
+    CHECK_OK(mccl_send(sent, count, MCCL_FLOAT32, right, comm, NULL, &request));
+    sum_up(self, comm, 33); /* what comes early waits for its receive */
+    CHECK_OK(mccl_recv(data, count, MCCL_FLOAT32, left, comm, NULL, NULL));
+    CHECK_OK(mccl_request_wait(request, 20000));
+    CHECK_OK(mccl_request_free(request));
+    CHECK_EQ_MEM(data, expected, count * sizeof data[0]);
+}
+
+/* `settings`: NULL or that asks for it. */
+static void shares_with(struct rank *self, const char *settings)
+{
+    mccl_comm *comm = rank_connect_with(self, settings, 20000);
     static const size_t counts[] = {1, 3, 4095, 70001, COUNT};
     for (int i = 0; i < 5; i++)
         sum_up(self, comm, counts[i]);
     CHECK_EQ_I64(n_shared(), self->n - 1);
+    CHECK_OK(mccl_barrier(comm, NULL, NULL)); /* before anybody makes more of them */
+    for (int i = 0; i < 5; i++)
+        pass_on(self, comm, counts[i]);
+    CHECK_EQ_I64(n_shared(), self->n - 1 + (self->n > 2 ? 2 : 1));
     CHECK_OK(mccl_barrier(comm, NULL, NULL));
     CHECK_OK(mccl_comm_destroy(comm));
     CHECK_EQ_I64(n_shared(), 0);
+}
+
+static void shares(struct rank *self)
+{
+    shares_with(self, self->arg);
 }
 
 /* The first rank, which the others dial, and the last one, which dials: two that do not want to. */
@@ -74,7 +100,8 @@ static void waits_asleep(struct rank *self)
 int main(void)
 {
     for (int n = 2; n <= 5; n++)
-        team_run(n, 30, shares, NULL);
+        for (int asked = 0; asked < 2; asked++)
+            team_run(n, 30, shares, asked ? "transport=shm" : NULL);
     team_run(5, 30, some_do_not, NULL);
     team_run(3, 30, waits_asleep, NULL);
     return 0;

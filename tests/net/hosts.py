@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import shlex
@@ -108,6 +109,17 @@ class Host:
         """Sets net/`name`."""
         path = f"/proc/sys/net/{name}"
         output_of("ip", "netns", "exec", self.namespace, "sh", "-c", f"echo {value} >{path}")
+
+    def sent(self, interface: str) -> int:
+        """Bytes that have left by an interface."""
+        (link,) = json.loads(self.ip(f"-s -j link show {interface}"))
+        return int(link["stats64"]["tx"]["bytes"])
+
+    def shape(self, interface: str, rate: str) -> None:
+        """Lets no more than `rate` (1gbit) leave by an interface."""
+        # Tokens for some milliseconds, since the kernel hands them out by its clock; packets of 64 KiB.
+        limits = f"rate {rate} burst 1mb latency 20ms"
+        output_of("tc", "-n", self.namespace, *f"qdisc add dev {interface} root tbf {limits}".split())
 
     def next_cable(self) -> str:
         """A free interface name: cable0, cable1, ..."""

@@ -1,10 +1,13 @@
 """One rank without torch: joins a group, checks what the operations return, stays until it is told to go.
 
-    rank.py RANK SIZE TIMEOUT_MS
+    rank.py RANK SIZE TIMEOUT_MS BIG
 
-Says JSON, a line each: rank 0 first {"id": text}; every rank {"seconds": time to join} after all checks, or
-{"error": text, "type": exception, "seconds": time to fail} instead of either. Ranks other than 0 first read
-the id's text from standard input; a further line there, or its end, means leave.
+BIG is the number of elements of a last all-reduce that is timed, or 0.
+
+Says JSON, a line each: rank 0 first {"id": text}; every rank {"seconds": time to join, "big_seconds": time of
+the last all-reduce} after all checks, or {"error": text, "type": exception, "seconds": time to fail} instead
+of either. Ranks other than 0 first read the id's text from standard input; a further line there, or its end,
+means leave.
 """
 
 from __future__ import annotations
@@ -77,12 +80,25 @@ def check_operations(comm: Communicator, count: int) -> None:
     check(lib.mccl_barrier(*tail))
 
 
+def big_all_reduce(comm: Communicator, count: int) -> float:
+    """All-reduces `count` elements and checks them; returns the time in seconds."""
+    got = values(comm.rank, count)
+    wanted = sum(values(rank, count) for rank in range(comm.size))
+    lib: Any = _lib.lib()
+    check(lib.mccl_barrier(comm.handle, None, None))
+    started = time.monotonic()
+    check(lib.mccl_all_reduce(got.ctypes.data, got.ctypes.data, count, INT64, SUM, comm.handle, None, None))
+    seconds = time.monotonic() - started
+    expect("big all_reduce", got, wanted)
+    return seconds
+
+
 def say(**what: Any) -> None:
     print(json.dumps(what), flush=True)
 
 
 def main() -> int:
-    rank, size, timeout_ms = (int(argument) for argument in sys.argv[1:])
+    rank, size, timeout_ms, big = (int(argument) for argument in sys.argv[1:])
     text = sys.stdin.readline().strip() if rank else ""
     started = time.monotonic()
     try:
@@ -96,10 +112,11 @@ def main() -> int:
         seconds = time.monotonic() - started
         for count in COUNTS:
             check_operations(comm, count)
+        big_seconds = big_all_reduce(comm, big) if big else 0.0
     except (MCCLError, AssertionError) as error:
         say(error=str(error), type=type(error).__name__, seconds=time.monotonic() - started)
         return 1
-    say(seconds=seconds)
+    say(seconds=seconds, big_seconds=big_seconds)
     sys.stdin.readline()
     comm.destroy()
     return 0

@@ -29,9 +29,9 @@ class Seat(NamedTuple):
 class Rank:
     """One process of rank.py."""
 
-    def __init__(self, seat: Seat, rank: int, size: int, timeout_s: float) -> None:
+    def __init__(self, seat: Seat, rank: int, size: int, timeout_s: float, big: int) -> None:
         self.process = seat.host.start(
-            sys.executable, str(RANK), str(rank), str(size), str(int(timeout_s * 1000)),
+            sys.executable, str(RANK), str(rank), str(size), str(int(timeout_s * 1000)), str(big),
             env=seat.env, hostname=seat.hostname, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         self.said: dict[str, Any] = {}
@@ -56,8 +56,8 @@ class Rank:
 class Team:
     """A group in the making: rank 0's id has been handed to the others."""
 
-    def __init__(self, *seats: Seat, timeout_s: float = 20) -> None:
-        self.ranks = [Rank(seat, rank, len(seats), timeout_s) for rank, seat in enumerate(seats)]
+    def __init__(self, *seats: Seat, timeout_s: float = 20, big: int = 0) -> None:
+        self.ranks = [Rank(seat, rank, len(seats), timeout_s, big) for rank, seat in enumerate(seats)]
         first = self.ranks[0].listen()
         for rank in self.ranks[1:]:
             rank.tell(first.get("id", "rank 0 has no id"))
@@ -88,7 +88,7 @@ def seats(hosts: Sequence[Host], **env: str) -> list[Seat]:
 
 def fail_alone(host: Host, **env: str) -> str:
     """The error of a process that cannot even make an id; it must come at once."""
-    rank = Rank(Seat(host, env), 0, 1, timeout_s=5)
+    rank = Rank(Seat(host, env), 0, 1, timeout_s=5, big=0)
     said = rank.listen()
     assert "error" in said, f"no error with {env}; it listens on {host.listeners()}"
     assert said["seconds"] < QUICK_S

@@ -15,10 +15,12 @@ pytestmark = pytest.mark.net
 @pytest.mark.parametrize("ifname", ["", "cable0"], ids=["no-setting", "ifname"])
 def test_switch(network: Network, ranks_per_host: int, ifname: str) -> None:
     hosts = network.switch("10.9.0.1/24", "10.9.0.2/24", "10.9.0.3/24")
-    team = Team(*seats(hosts * ranks_per_host, MCCL_IFNAME=ifname)).join()
+    # Several ranks on each host: long all-reduces go in two levels.
+    team = Team(*seats(hosts * ranks_per_host, MCCL_IFNAME=ifname, MCCL_LOG_LEVEL="INFO")).join()
     assert {"10.9.0.2", "10.9.0.3"} <= hosts[0].peers(29600)
     assert {"10.9.0.1", "10.9.0.2"} <= hosts[2].peers(29600)
     team.leave()
+    assert team.logs().count("on 3 hosts") == 3 * ranks_per_host
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def finish(nodes: Sequence[Process]) -> str:
 
 def peers_of(node: Process) -> set[str]:
     """By which addresses this node's data went, according to its log."""
-    return set(re.findall(r"data link to rank \d+ by (\S+):\d+\n", node.stderr_text()))
+    return set(re.findall(r"data link to rank \d+ by (\S+):\d+(?:, \w+)?\n", node.stderr_text()))
 
 
 @pytest.mark.limit(120)

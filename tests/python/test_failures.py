@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import mccl
-from mccl.torch import rendezvous
+from mccl.torch import rendezvous, store
 from mccl.torch.pg import create_process_group
 from ranks import Pool
 
@@ -401,6 +401,20 @@ def test_a_stopped_store_costs_no_more_than_the_timeout(pool: Pool) -> None:
         assert kind == "MCCLTimeoutError" and seconds < 2, rows[rank]
         assert f"rank {rank}" in text and "group '" in text, text
     assert "store did not answer" in rows[1][1], rows[1][1]
+
+
+def test_a_store_asked_at_the_deadline_is_not_to_blame_for_it() -> None:
+    class Slow:
+        def check(self, keys: list[str]) -> bool:
+            time.sleep(0.05)
+            return False
+
+    patient = store.PatientStore(Slow(), "rank 1/2 of group 'late'", 0.02)  # type: ignore[arg-type]
+    try:
+        assert patient.call("look", "check", ["key"]) is False  # and did not say that nobody answered
+        assert patient.is_late()
+    finally:
+        patient.close()
 
 
 def test_ctrl_c_interrupts_the_wait_for_a_stopped_store(pool: Pool) -> None:

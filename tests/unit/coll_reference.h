@@ -55,6 +55,17 @@ static inline double reference_value(mccl_op op, int n, int rank, size_t block, 
     return op == MCCL_AVG ? value * n : op == MCCL_PREMUL_SUM ? value * 2 : value;
 }
 
+/* The same for a dtype. Complex factors are 1 + 2i times 1, i, -1 or -i: no part of any product of
+ * them is 0, whose sign would depend on the order. */
+static inline double reference_part(mccl_dtype dtype, mccl_op op, int n, int rank, size_t block,
+                                    size_t position, int part)
+{
+    static const double factors[2][4] = {{1, -2, -1, 2}, {2, 1, -2, -1}};
+    if (op == MCCL_PROD && reference_is_complex(dtype))
+        return factors[part][reference_hash(rank, block, position, 0) % 4];
+    return reference_value(op, n, rank, block, position, part);
+}
+
 /* `value` in a format with that many exponent and mantissa bits; it must fit exactly. */
 static inline uint16_t reference_small_float(double value, int exponent_bits, int mantissa_bits)
 {
@@ -140,8 +151,8 @@ static inline void reference_operand(mccl_dtype dtype, mccl_op op, int n, int ra
                                      size_t position, void *to)
 {
     if (reference_is_float(dtype))
-        reference_store_float(dtype, reference_value(op, n, rank, block, position, 0),
-                              reference_value(op, n, rank, block, position, 1), to);
+        reference_store_float(dtype, reference_part(dtype, op, n, rank, block, position, 0),
+                              reference_part(dtype, op, n, rank, block, position, 1), to);
     else
         reference_store_int(mccl_dtype_size(dtype), reference_int(dtype, rank, block, position),
                             to);
@@ -161,9 +172,9 @@ static inline void reference_result(mccl_dtype dtype, mccl_op op, int n, size_t 
     double re = 0, im = 0;
     for (int rank = 0; rank < n; rank++) {
         const double scale = op == MCCL_PREMUL_SUM ? reference_factor(rank) : 1;
-        const double x = reference_value(op, n, rank, block, position, 0) * scale;
+        const double x = reference_part(dtype, op, n, rank, block, position, 0) * scale;
         const double y = reference_is_complex(dtype)
-                             ? reference_value(op, n, rank, block, position, 1) * scale
+                             ? reference_part(dtype, op, n, rank, block, position, 1) * scale
                              : 0;
         const double old = re;
         if (rank == 0)

@@ -12,7 +12,7 @@
 #include "comm/schedule.h"
 #include "support/check.h"
 
-#define SIM_MAX_RANKS 9
+#define SIM_MAX_RANKS 17
 
 struct sim_message {
     struct sim_message *next;

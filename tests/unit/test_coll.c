@@ -22,7 +22,7 @@ struct test_case {
     bool in_place;
     size_t count;
     size_t chunk_bytes;
-    int ring_algo, capacity;
+    int ring_algo, capacity, layout;
     size_t misalign;
 };
 
@@ -41,12 +41,13 @@ static uint64_t seed, n_cases;
 
 static void fail_case(const struct test_case *test, const char *why)
 {
-    CHECK_FAIL("seed %llu: %s %s n=%d root=%d count=%zu %s %s %s chunk=%zu ring=%d capacity=%d: %s",
+    CHECK_FAIL("seed %llu: %s %s n=%d root=%d count=%zu %s %s %s chunk=%zu ring=%d capacity=%d "
+               "layout=%d: %s",
                (unsigned long long)seed, op_kind_name(test->kind),
                coll_algorithm_name(test->algorithm), test->n, test->root, test->count,
                mccl_dtype_name(test->dtype), mccl_op_name(test->op),
                test->in_place ? "in place" : "out of place", test->chunk_bytes, test->ring_algo,
-               test->capacity, why);
+               test->capacity, test->layout, why);
 }
 
 /* ---- Shapes of the collectives
@@ -249,6 +250,19 @@ static void prepare(const struct test_case *test, int index)
  * -----------------------------------------------------------------------------------------------
  */
 
+/* Which ranks share a host. */
+enum { ONE_HOST, PAIRS, THREE_HOSTS, UNEVEN, N_LAYOUTS };
+
+static const int *hosts_of(const struct test_case *test)
+{
+    static int hosts[SIM_MAX_RANKS];
+    for (int rank = 0; rank < test->n; rank++)
+        hosts[rank] = test->layout == PAIRS         ? rank / 2
+                      : test->layout == THREE_HOSTS ? rank % (test->n < 3 ? test->n : 3)
+                                                    : rank == 1;
+    return test->layout == ONE_HOST ? NULL : hosts;
+}
+
 /* False if the algorithm does not do this. */
 static bool run_case(const struct test_case *test, uint64_t *random)
 {
@@ -258,7 +272,8 @@ static bool run_case(const struct test_case *test, uint64_t *random)
                                      .n_ranks = test->n,
                                      .chunk_bytes = test->chunk_bytes,
                                      .small_bytes = 1024,
-                                     .ring_algo = test->ring_algo};
+                                     .ring_algo = test->ring_algo,
+                                     .hosts = hosts_of(test)};
         struct schedule *schedule = &schedules[index];
         const mccl_result result = coll_build(&ranks[index].call, &env, test->algorithm, schedule);
         if (result == MCCL_ERR_UNSUPPORTED)
@@ -309,6 +324,8 @@ static bool run_variants(struct test_case test, uint64_t *random)
                 if (test.count > 1000 && test.chunk_bytes < 1000 && sim_random(random) % 8 > 0)
                     test.chunk_bytes = 4096;
                 test.capacity = capacities[sim_random(random) % 3];
+                test.layout =
+                    test.algorithm == ALGO_TWO_LEVEL ? (int)(sim_random(random) % N_LAYOUTS) : 0;
                 test.misalign = sim_random(random) % 2;
                 any |= run_case(&test, random);
             }
@@ -316,6 +333,13 @@ static bool run_variants(struct test_case test, uint64_t *random)
 }
 
 static const int group_sizes[] = {1, 2, 3, 4, 5, 8};
+static const int large_group_sizes[] = {6, 7, 11, 13, 16, 17}; /* now and then */
+
+/* Group `i` of six. */
+static int group_size(size_t i, uint64_t *random)
+{
+    return sim_random(random) % 8 == 0 ? large_group_sizes[i] : group_sizes[i];
+}
 static const size_t counts[] = {0, 1, 3, 17, 255, 4097};
 
 /* `share` in 1000 of the combinations with long buffers. */
@@ -332,7 +356,7 @@ static void test_reductions(enum op_kind kind, unsigned share, uint64_t *random)
                 const struct test_case test = {.kind = kind,
                                                .dtype = (mccl_dtype)dtype,
                                                .op = (mccl_op)op,
-                                               .n = group_sizes[i % 6],
+                                               .n = group_size(i % 6, random),
                                                .count = count};
                 CHECK(run_variants(test, random));
             }
@@ -345,7 +369,7 @@ static void test_moves(enum op_kind kind, uint64_t *random)
         for (size_t i = 0; i < 6 * 6; i++) {
             const struct test_case test = {.kind = kind,
                                            .dtype = (mccl_dtype)dtype,
-                                           .n = group_sizes[i % 6],
+                                           .n = group_size(i % 6, random),
                                            .count = counts[i / 6]};
             if (test.count == 4097 && sim_random(random) % 4 > 0)
                 continue;
@@ -411,6 +435,12 @@ static void test_choice(void)
     CHECK_EQ_I64(choose(OP_BROADCAST, 4, 6000, ALLREDUCE_AUTO, RING_AUTO), ALGO_TREE);
     CHECK_EQ_I64(choose(OP_BROADCAST, 4, 6001, ALLREDUCE_AUTO, RING_AUTO), ALGO_SCATTER_GATHER);
     CHECK_EQ_I64(choose(OP_ALL_GATHER, 4, large, ALLREDUCE_RING, RING_AUTO), ALGO_DIRECT);
+    CHECK_EQ_I64(choose(OP_ALL_REDUCE, 8, 1000, ALLREDUCE_AUTO, RING_AUTO),
+                 ALGO_RECURSIVE_DOUBLING);
+    CHECK_EQ_I64(choose(OP_ALL_REDUCE, 9, 700, ALLREDUCE_AUTO, RING_AUTO), ALGO_DIRECT);
+    CHECK_EQ_I64(choose(OP_ALL_REDUCE, 9, 1000, ALLREDUCE_AUTO, RING_AUTO), ALGO_TWO_SHOT);
+    CHECK_EQ_I64(choose(OP_ALL_REDUCE, 3, 1, ALLREDUCE_RABENSEIFNER, RING_AUTO), ALGO_RABENSEIFNER);
+    CHECK_EQ_I64(choose(OP_REDUCE, 9, 1000, ALLREDUCE_AUTO, RING_AUTO), ALGO_TREE);
     CHECK_EQ_STR(coll_algorithm_name(ALGO_SCATTER_GATHER), "scatter_gather");
     CHECK_EQ_STR(coll_algorithm_name(ALGO_COUNT), "?");
 

@@ -11,7 +11,7 @@
 
 #include <math.h>
 
-#define N_MAX 8
+#define N_MAX 13
 #define COUNT 3001
 
 static struct schedule schedules[N_MAX];
@@ -35,6 +35,10 @@ static void make_operands(mccl_dtype dtype, uint64_t *random)
     }
 }
 
+/* Three hosts with ranks in no order, one of them with one rank; the last ones not with few ranks.
+ */
+static const int hosts[N_MAX] = {0, 1, 0, 1, 2, 1, 0, 1, 1, 0, 1, 0, 1};
+
 static void all_reduce(int n, mccl_dtype dtype, enum coll_algorithm algorithm, bool in_place,
                        unsigned char (*result)[COUNT * sizeof(float)], uint64_t *random)
 {
@@ -49,7 +53,8 @@ static void all_reduce(int n, mccl_dtype dtype, enum coll_algorithm algorithm, b
                                        .send = in_place ? result[rank] : operand,
                                        .recv = result[rank],
                                        .count = COUNT};
-        const struct coll_env env = {.rank = rank, .n_ranks = n, .chunk_bytes = 1024};
+        const struct coll_env env = {
+            .rank = rank, .n_ranks = n, .chunk_bytes = 1024, .hosts = hosts};
         CHECK_OK(coll_build(&call, &env, algorithm, &schedules[rank]));
     }
     const char *error = sim_run(schedules, n, (int)(sim_random(random) % 3), random);
@@ -107,8 +112,9 @@ static void test_algorithm(int n, mccl_dtype dtype, enum coll_algorithm algorith
 
 int main(void)
 {
-    static const enum coll_algorithm algorithms[] = {ALGO_DIRECT, ALGO_TWO_SHOT, ALGO_RING,
-                                                     ALGO_RING_FAST};
+    static const enum coll_algorithm algorithms[] = {
+        ALGO_DIRECT,       ALGO_TWO_SHOT, ALGO_RING, ALGO_RING_FAST, ALGO_RECURSIVE_DOUBLING,
+        ALGO_RABENSEIFNER, ALGO_TWO_LEVEL};
     static const mccl_dtype dtypes[] = {MCCL_FLOAT32, MCCL_FLOAT16, MCCL_BFLOAT16};
     uint64_t random = 2;
     for (int n = 2; n <= N_MAX; n++)

@@ -7,13 +7,14 @@
  */
 #include "base/config.h"
 #include "coll/coll.h"
-#include "coll_sim.h"
+#include "coll_timing.h"
 
 #include <math.h>
 
 #define MIB ((size_t)1 << 20)
-#define MESSAGE_COST (20e3) /* bytes that pass while a message is started */
-#define REDUCE_COST 0.25    /* time to reduce a byte of one operand, in times to send one */
+/* In times to send a byte. A message takes as long to start as 20 KB to pass. */
+static const struct timing_rates rates = {
+    .message = 20e3, .byte = 1, .operand = 0.25, .copied = 0.25, .counts_all = true};
 
 static struct schedule schedules[SIM_MAX_RANKS];
 
@@ -140,133 +141,6 @@ static void test_size(void)
 /* ---- Overlap
  * --------------------------------------------------------------------------------------------- */
 
-struct worker { /* what a port or a core is busy with */
-    double until;
-    uint32_t step; /* finished then, or STEP_NONE */
-};
-
-struct timing {
-    int n;
-    double now;
-    struct worker out[SIM_MAX_RANKS], in[SIM_MAX_RANKS], core[SIM_MAX_RANKS];
-    uint32_t send[SIM_MAX_RANKS][SIM_MAX_RANKS],
-        recv[SIM_MAX_RANKS][SIM_MAX_RANKS]; /* [rank][peer] */
-    uint32_t *ready[SIM_MAX_RANKS];         /* computations in order of becoming ready */
-    uint32_t n_ready[SIM_MAX_RANKS], next_ready[SIM_MAX_RANKS];
-    uint64_t n_left;
-    int turn[SIM_MAX_RANKS]; /* peer that a rank's next message goes to, if it can */
-};
-
-static void offer(struct timing *timing, int rank, uint32_t index)
-{
-    const uint8_t kind = schedules[rank].steps[index].kind;
-    if (kind != STEP_SEND && kind != STEP_RECV)
-        timing->ready[rank][timing->n_ready[rank]++] = index;
-}
-
-static void finish(struct timing *timing, int rank, struct worker *worker)
-{
-    if (worker->step == STEP_NONE || worker->until > timing->now)
-        return;
-    const struct schedule *schedule = &schedules[rank];
-    const uint32_t index = worker->step;
-    worker->step = STEP_NONE;
-    timing->n_left--;
-    for (uint32_t e = schedule->steps[index].successors; e != STEP_NONE;
-         e = schedule->edges[e].next)
-        if (--schedule->steps[schedule->edges[e].to].waits_for == 0)
-            offer(timing, rank, schedule->edges[e].to);
-}
-
-static bool can_start(int rank, uint32_t index, const struct worker *worker)
-{
-    return index != STEP_NONE && worker->step == STEP_NONE &&
-           schedules[rank].steps[index].waits_for == 0;
-}
-
-static void start(const struct timing *timing, struct worker *worker, uint32_t index, double cost)
-{
-    *worker = (struct worker){timing->now + cost, index};
-}
-
-static void start_messages(struct timing *timing, int rank)
-{
-    for (int i = 0; i < timing->n; i++) {
-        const int peer = (timing->turn[rank] + i) % timing->n;
-        uint32_t *send = &timing->send[rank][peer], *recv = &timing->recv[peer][rank];
-        if (!can_start(rank, *send, &timing->out[rank]) ||
-            !can_start(peer, *recv, &timing->in[peer]))
-            continue;
-        const double cost = (double)schedules[rank].steps[*send].size + MESSAGE_COST;
-        start(timing, &timing->out[rank], *send, cost);
-        start(timing, &timing->in[peer], *recv, cost);
-        *send = schedules[rank].steps[*send].next_same_peer;
-        *recv = schedules[peer].steps[*recv].next_same_peer;
-        timing->turn[rank] = (peer + 1) % timing->n;
-        return;
-    }
-}
-
-static void start_computing(struct timing *timing, int rank)
-{
-    if (timing->core[rank].step != STEP_NONE || timing->next_ready[rank] == timing->n_ready[rank])
-        return;
-    const uint32_t index = timing->ready[rank][timing->next_ready[rank]++];
-    const struct step *step = &schedules[rank].steps[index];
-    const double bytes =
-        (double)step->size * (step->kind == STEP_COPY ? 1 : 4 * (double)step->n_srcs);
-    start(timing, &timing->core[rank], index, bytes * REDUCE_COST);
-}
-
-static double next_event(const struct timing *timing)
-{
-    double next = INFINITY;
-    for (int rank = 0; rank < timing->n; rank++) {
-        const struct worker *workers[3] = {&timing->out[rank], &timing->in[rank],
-                                           &timing->core[rank]};
-        for (int i = 0; i < 3; i++)
-            if (workers[i]->step != STEP_NONE && workers[i]->until < next)
-                next = workers[i]->until;
-    }
-    return next;
-}
-
-/* When the last rank is done, in bytes through a port. */
-static double simulate(int n)
-{
-    static struct timing timing;
-    timing = (struct timing){.n = n};
-    for (int rank = 0; rank < n; rank++) {
-        const struct schedule *schedule = &schedules[rank];
-        timing.out[rank].step = timing.in[rank].step = timing.core[rank].step = STEP_NONE;
-        timing.turn[rank] = (rank + 1) % n;
-        timing.n_left += schedule->n_steps;
-        timing.ready[rank] = malloc((schedule->n_steps + 1) * sizeof(uint32_t));
-        CHECK(timing.ready[rank] != NULL);
-        for (uint32_t i = 0; i < schedule->n_steps; i++)
-            if (schedule->steps[i].waits_for == 0)
-                offer(&timing, rank, i);
-        memcpy(timing.send[rank], schedule->first_send, (size_t)n * sizeof(uint32_t));
-        memcpy(timing.recv[rank], schedule->first_recv, (size_t)n * sizeof(uint32_t));
-    }
-    while (timing.n_left > 0) {
-        for (int rank = 0; rank < n; rank++) {
-            start_messages(&timing, rank);
-            start_computing(&timing, rank);
-        }
-        timing.now = next_event(&timing);
-        CHECK(timing.now < INFINITY);
-        for (int rank = 0; rank < n; rank++) {
-            finish(&timing, rank, &timing.out[rank]);
-            finish(&timing, rank, &timing.in[rank]);
-            finish(&timing, rank, &timing.core[rank]);
-        }
-    }
-    for (int rank = 0; rank < n; rank++)
-        free(timing.ready[rank]);
-    return timing.now;
-}
-
 static void test_overlap(void)
 {
     static const struct {
@@ -292,7 +166,7 @@ static void test_overlap(void)
             double times[2];
             for (int in_place = 0; in_place < 2; in_place++) {
                 build(rows[i].kind, rows[i].algorithm, n, bytes, in_place == 1);
-                times[in_place] = simulate(n) / bound;
+                times[in_place] = timing_run(schedules, n, &rates) / bound;
             }
             printf("%-16s %-15s %2d  %.3f %.3f\n", op_kind_name(rows[i].kind),
                    rows[i].algorithm == ALGO_COUNT ? "default"

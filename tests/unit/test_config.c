@@ -81,6 +81,7 @@ static const struct example examples[] = {
     {"ifname", "MCCL_IFNAME", "string", "", "en5", "en5"},
     {"chunk_bytes", "MCCL_CHUNK_BYTES", "bytes", "4194304", "16 MB", "16777216"},
     {"small_msg_threshold", "MCCL_SMALL_MSG_THRESHOLD", "bytes", "262144", "64KiB", "65536"},
+    {"channels", "MCCL_CHANNELS", "int", "1", "8", "8"},
     {"connect_timeout_ms", "MCCL_CONNECT_TIMEOUT_MS", "ms", "30000", "1", "1"},
     {"sock_bufsize", "MCCL_SOCK_BUFSIZE", "bytes", SOCK_BUFSIZE, "1g", "1073741824"},
     {"tcp_lowat", "MCCL_TCP_LOWAT", "bytes", "131072", "0", "0"},

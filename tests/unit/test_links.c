@@ -48,27 +48,37 @@ static int patient_socket(void)
     return fd;
 }
 
-/* Dials as rank FAKE and does the handshake; *status is the acceptor's last word. */
-static int dial(enum wire_purpose purpose, uint32_t target, uint32_t *status)
+/* Dials as rank FAKE and says hello. */
+static int say_hello(enum wire_purpose purpose, uint8_t channel, uint32_t target,
+                     struct wire_hello *hello, struct wire_challenge *challenge)
 {
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(id.addresses[0].port)};
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     const int fd = patient_socket();
     CHECK(connect(fd, (struct sockaddr *)&to, sizeof to) == 0);
-    struct wire_hello hello = {.magic = WIRE_HELLO_MAGIC,
-                               .version_min = WIRE_VERSION,
-                               .version_max = WIRE_VERSION,
-                               .purpose = (uint8_t)purpose,
-                               .rank = FAKE,
-                               .target_rank = target,
-                               .n_ranks = N,
-                               .generation = id.generation};
+    *hello = (struct wire_hello){.magic = WIRE_HELLO_MAGIC,
+                                 .version_min = WIRE_VERSION,
+                                 .version_max = WIRE_VERSION,
+                                 .purpose = (uint8_t)purpose,
+                                 .channel = channel,
+                                 .rank = FAKE,
+                                 .target_rank = target,
+                                 .n_ranks = N,
+                                 .generation = id.generation};
+    memcpy(hello->comm_id, id.comm_id, sizeof hello->comm_id);
+    write_all(fd, hello, sizeof *hello);
+    read_all(fd, challenge, sizeof *challenge);
+    return fd;
+}
+
+/* Does the whole handshake; *status is the acceptor's last word. */
+static int dial(enum wire_purpose purpose, uint8_t channel, uint32_t target, uint32_t *status)
+{
+    struct wire_hello hello;
     struct wire_challenge challenge;
     struct wire_proof proof;
     struct wire_accept accept;
-    memcpy(hello.comm_id, id.comm_id, sizeof hello.comm_id);
-    write_all(fd, &hello, sizeof hello);
-    read_all(fd, &challenge, sizeof challenge);
+    const int fd = say_hello(purpose, channel, target, &hello, &challenge);
     CHECK_EQ_I64(challenge.status, STATUS_OK);
     CHECK(handshake_check_challenge(key, &hello, &challenge));
     handshake_make_proof(key, &hello, &challenge, &proof);
@@ -78,19 +88,36 @@ static int dial(enum wire_purpose purpose, uint32_t target, uint32_t *status)
     return fd;
 }
 
-static int dial_ok(enum wire_purpose purpose, uint32_t target)
+static int dial_channel(uint8_t channel, uint32_t target)
 {
     uint32_t status;
-    const int fd = dial(purpose, target, &status);
+    const int fd = dial(PURPOSE_DATA, channel, target, &status);
     CHECK_EQ_I64(status, STATUS_OK);
     return fd;
 }
 
-static void expect_busy(enum wire_purpose purpose, uint32_t target)
+static int dial_ok(enum wire_purpose purpose, uint32_t target)
+{
+    uint32_t status;
+    const int fd = dial(purpose, 0, target, &status);
+    CHECK_EQ_I64(status, STATUS_OK);
+    return fd;
+}
+
+/* No such channel: the answer comes before any proof. */
+static void expect_unknown(enum wire_purpose purpose, uint8_t channel, uint32_t target)
+{
+    struct wire_hello hello;
+    struct wire_challenge challenge;
+    close(say_hello(purpose, channel, target, &hello, &challenge));
+    CHECK_EQ_I64(challenge.status, STATUS_UNKNOWN);
+}
+
+static void expect_busy(enum wire_purpose purpose, uint8_t channel, uint32_t target)
 {
     uint32_t status;
     char byte;
-    const int fd = dial(purpose, target, &status);
+    const int fd = dial(purpose, channel, target, &status);
     CHECK_EQ_I64(status, STATUS_BUSY);
     CHECK_EQ_I64(recv(fd, &byte, 1, 0), 0); /* and it is closed */
     close(fd);
@@ -130,15 +157,12 @@ static void await_frame(int fd, uint8_t type)
     } while (frame.type != type);
 }
 
-static void check_in(void)
+static void check_in(const char *own_settings)
 {
     struct wire_member member = {.rank = FAKE, .n_ranks = N, .n_addresses = 0};
     struct settings settings;
-    CHECK_OK(config_load(NULL, &settings));
-    member.agreed[0] = settings.chunk_bytes;
-    member.agreed[1] = settings.small_msg_threshold;
-    member.agreed[2] = settings.allreduce_algo;
-    member.agreed[3] = settings.ring_algo;
+    CHECK_OK(config_load(own_settings, &settings));
+    bootstrap_agree_on(&settings, &member);
     const int fd = dial_ok(PURPOSE_BOOTSTRAP, 0);
     send_frame(fd, FRAME_CHECK_IN, &member, sizeof member);
     await_frame(fd, FRAME_TABLE);
@@ -164,7 +188,7 @@ static void links_dialled_twice(void)
         config.timeout_ms = 20000;
         CHECK_OK(mccl_comm_init_rank(&comms[rank], N, &public_id, rank, &config));
     }
-    check_in();
+    check_in(NULL);
     for (uint32_t rank = 0; rank < FAKE; rank++) {
         const int first_control = dial_ok(PURPOSE_CONTROL, rank);
         const int first_data = dial_ok(PURPOSE_DATA, rank);
@@ -182,8 +206,8 @@ static void links_dialled_twice(void)
     for (int rank = 0; rank < FAKE; rank++) {
         CHECK_OK(mccl_comm_wait_ready(comms[rank], 10000));
         await_frame(control[rank], FRAME_READY);
-        expect_busy(PURPOSE_CONTROL, (uint32_t)rank);
-        expect_busy(PURPOSE_DATA, (uint32_t)rank);
+        expect_busy(PURPOSE_CONTROL, 0, (uint32_t)rank);
+        expect_busy(PURPOSE_DATA, 0, (uint32_t)rank);
     }
     /* Works as before: the links in use are the second ones. */
     int64_t sent = 7, got = 0;
@@ -199,6 +223,86 @@ static void links_dialled_twice(void)
         CHECK_OK(mccl_comm_destroy(comms[rank]));
         close(control[rank]);
         close(data[rank]);
+    }
+}
+
+/* Reads a message of `size` bytes that is cut over two channels and sends it back. */
+static void echo_cut(const int channels[2], size_t size)
+{
+    static unsigned char payload[1 << 20];
+    struct wire_frame frame;
+    const size_t first = size / 2 / 64 * 64;
+    CHECK(size <= sizeof payload);
+    read_all(channels[0], &frame, sizeof frame);
+    CHECK_EQ_U64(frame.length, size);
+    read_all(channels[0], payload, first);
+    read_all(channels[1], payload + first, size - first);
+    write_all(channels[1], payload + first, size - first);
+    write_all(channels[0], &frame, sizeof frame);
+    write_all(channels[0], payload, first);
+}
+
+/* Each connection of a data link may be dialled again, in any order, until all ranks are ready, and
+ * the last one of each number counts. A link that lacks one is no link. */
+static void channels_dialled_twice(void)
+{
+    mccl_comm *comms[FAKE];
+    int control[FAKE], data[FAKE][2];
+    make_id();
+    for (int rank = 0; rank < FAKE; rank++) {
+        mccl_config config = MCCL_CONFIG_INIT;
+        config.flags = MCCL_CONFIG_NONBLOCKING;
+        config.timeout_ms = 20000;
+        config.settings = "channels=2; chunk_bytes=65536";
+        CHECK_OK(mccl_comm_init_rank(&comms[rank], N, &public_id, rank, &config));
+    }
+    check_in("channels=2; chunk_bytes=65536");
+    for (uint32_t rank = 0; rank < FAKE; rank++) {
+        expect_unknown(PURPOSE_DATA, 2, rank);
+        expect_unknown(PURPOSE_DATA, 255, rank);
+        expect_unknown(PURPOSE_CONTROL, 1, rank);
+        control[rank] = dial_ok(PURPOSE_CONTROL, rank);
+        const int early = dial_channel(1, rank); /* before number 0 */
+        data[rank][1] = dial_channel(1, rank);
+        expect_closed(early);
+        const int first = dial_channel(0, rank); /* now it is complete */
+        data[rank][0] = dial_channel(0, rank);
+        expect_closed(first);
+        const int second = data[rank][1];
+        data[rank][1] = dial_channel(1, rank);
+        expect_closed(second);
+    }
+    for (int rank = 0; rank < FAKE; rank++)
+        send_frame(control[rank], FRAME_READY, NULL, 0);
+    for (int rank = 0; rank < FAKE; rank++) {
+        CHECK_OK(mccl_comm_wait_ready(comms[rank], 10000));
+        await_frame(control[rank], FRAME_READY);
+        expect_busy(PURPOSE_DATA, 0, (uint32_t)rank);
+        expect_busy(PURPOSE_DATA, 1, (uint32_t)rank);
+    }
+    /* The sockets in use are the last ones: all_to_all of blocks that are one cut message each. */
+    enum { BLOCK = 65536 };
+    static unsigned char send[FAKE][N * BLOCK], got[FAKE][N * BLOCK];
+    mccl_request *requests[FAKE];
+    for (int rank = 0; rank < FAKE; rank++) {
+        for (size_t i = 0; i < sizeof send[rank]; i++)
+            send[rank][i] = (unsigned char)(i * 31 + i / 251 + (size_t)rank * 7);
+        CHECK_OK(mccl_all_to_all(send[rank], got[rank], BLOCK, MCCL_UINT8, comms[rank], NULL,
+                                 &requests[rank]));
+    }
+    for (int rank = 0; rank < FAKE; rank++)
+        echo_cut(data[rank], BLOCK);
+    for (int rank = 0; rank < FAKE; rank++) {
+        CHECK_OK(mccl_request_wait(requests[rank], 10000));
+        CHECK_OK(mccl_request_free(requests[rank]));
+        CHECK_EQ_MEM(got[rank] + FAKE * BLOCK, send[rank] + FAKE * BLOCK, BLOCK);
+        CHECK_EQ_MEM(got[rank] + (1 - rank) * BLOCK, send[1 - rank] + rank * BLOCK, BLOCK);
+    }
+    for (int rank = 0; rank < FAKE; rank++) {
+        CHECK_OK(mccl_comm_destroy(comms[rank]));
+        close(control[rank]);
+        close(data[rank][0]);
+        close(data[rank][1]);
     }
 }
 
@@ -266,6 +370,7 @@ int main(void)
 {
     CHECK_OK(mccl_set_defaults("port_base=0; listen_addr=loopback"));
     links_dialled_twice();
+    channels_dialled_twice();
     refused_with(MCCL_OK, MCCL_ERR_ABORTED);
     refused_with(MCCL_IN_PROGRESS, MCCL_ERR_ABORTED);
     refused_with(0xff, MCCL_ERR_ABORTED);

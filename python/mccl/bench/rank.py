@@ -7,27 +7,23 @@ Speaks the protocol of bench/worker.c. Only this module of the package imports t
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
 import socket
-import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from mccl.bench.congestion import use_common_congestion_control
 from mccl.bench.lineup import LineUp
 from mccl.bench.operations import ELEMENT_BYTES, OPERATIONS
 
 _BACKENDS = {"mccl-torch": "mccl", "gloo": "gloo"}
 _GROUP_TIMEOUT = timedelta(seconds=120)
-# bbr, the default of many Linux hosts, paces even loopback and halves the rate of large messages. MCCL asks
-# for cubic on its own sockets, so gloo's get it too; macOS has nothing else.
-_CONGESTION_CONTROL = "cubic"
 _POISON = 0xA5
 
 
@@ -172,31 +168,12 @@ class Rank:
 
     def congestion(self) -> dict[str, Any]:
         """Sets the common one on all TCP connections of this process; what they then have."""
-        found = set()
-        for connection in _tcp_connections():
-            with contextlib.suppress(OSError):  # not allowed here: what is found below tells
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _CONGESTION_CONTROL.encode())
-            name = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-            found.add(name.rstrip(b"\0").decode())
-        return {"congestion": sorted(found)}
+        return {"congestion": use_common_congestion_control()}
 
     def leave(self) -> None:
         """Destroys the group if there is one."""
         if self._dist.is_initialized():
             self._dist.destroy_process_group()
-
-
-def _tcp_connections() -> Iterator[socket.socket]:
-    """This process's connected TCP sockets; none where the system does not list descriptors."""
-    if not os.path.isdir("/proc/self/fd") or not hasattr(socket, "TCP_CONGESTION"):
-        return
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself, listening sockets
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                with socket.socket(fileno=os.dup(int(name))) as copy:
-                    if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
-                        copy.getpeername()
-                        yield copy
 
 
 def main() -> None:
