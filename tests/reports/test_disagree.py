@@ -33,7 +33,9 @@ def outcome(call: Callable[[], Any]) -> Outcome:
 def cause(text: str) -> str:
     """Of a group's failure, from the error of the operation that met it."""
     return re.sub(
-        r"^.*?, group '.*?': | \(\d+ bytes had arrived\)$|^.*? has failed before seq \d+: |; destroy it .*$", "", text
+        r"^.*?, group '.*?': | \(\d+ bytes had arrived\)$|^.*? has failed before seq \d+: |; destroy it .*$",
+        "",
+        text,
     )
 
 
