@@ -289,7 +289,7 @@ static void background(void *arg)
     }
 }
 
-static void ensure_thread(struct mccl_comm *comm)
+static mccl_result start_thread(struct mccl_comm *comm)
 {
     struct engine *engine = &comm->engine;
     mccl_result result = MCCL_OK;
@@ -299,10 +299,16 @@ static void ensure_thread(struct mccl_comm *comm)
         engine->thread_started = result == MCCL_OK;
     }
     pthread_mutex_unlock(&engine->thread_lock);
+    wake_thread(engine);
+    return result;
+}
+
+static void ensure_thread(struct mccl_comm *comm)
+{
+    const mccl_result result = start_thread(comm);
     if (result != MCCL_OK) /* nobody would drive the operation or look at its deadline */
         comm_fail(comm, result, comm->rank, "rank %d has no background thread: %s", comm->rank,
                   error_text());
-    wake_thread(engine);
 }
 
 void engine_stop_thread(struct mccl_comm *comm)
@@ -492,11 +498,20 @@ mccl_result engine_add_link(struct mccl_comm *comm, int peer, struct link *link,
         engine->incoming = grown;
         engine->cap_incoming = cap;
     }
+    const bool agrees = p2p && link->agreeing;
+    if (agrees)
+        atomic_fetch_add(&engine->n_unattended, 1);
     engine->incoming[engine->n_incoming++] = (struct incoming_link){link, peer, p2p};
     atomic_fetch_add(&engine->n_incoming_hint, 1);
     pthread_mutex_unlock(&engine->submit_lock);
     engine_wake(comm);
-    return MCCL_OK;
+    /* The other rank's message leaves only when both agree, and nobody here need be waiting. */
+    return agrees ? start_thread(comm) : MCCL_OK;
+}
+
+void engine_let_go(struct mccl_comm *comm)
+{
+    atomic_fetch_sub(&comm->engine.n_unattended, 1);
 }
 
 void engine_finish(struct mccl_comm *comm, int64_t at_most_ns)

@@ -166,6 +166,8 @@ void engine_attend_in_background(struct mccl_comm *comm, mccl_request *request);
 
 /* From the service thread: a link for `peer` (p2p: point-to-point). Taken. */
 mccl_result engine_add_link(struct mccl_comm *comm, int peer, struct link *link, bool p2p);
+/* Owner: a link added while `agreeing` needs no driving for that any more. */
+void engine_let_go(struct mccl_comm *comm);
 /* Something outside changed (failure, new link): whoever drives looks again. Any thread. */
 void engine_wake(struct mccl_comm *comm);
 /* Gives operations in flight at most this long to finish. */

@@ -58,6 +58,7 @@ struct p2p_peer {
     bool parted;     /* nothing is sent any more */
     bool ended;      /* nothing comes any more */
     bool owes_fetch; /* leaving: the peer may still ask for a message that was announced */
+    bool agreeing;   /* counted in engine.n_unattended until the link is through with it */
     struct item *first, *last; /* to be sent */
     struct item *posted[LINK_POSTED];
     uint64_t n_posted, n_completed;

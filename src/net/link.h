@@ -60,6 +60,7 @@ struct link_ops {
 struct link {
     const struct link_ops *ops;
     bool silent;     /* the descriptor tells only after `arm`: look at it in every round */
+    bool agreeing;   /* on how to talk: takes both owners, nothing is sent before */
     uint64_t n_sent; /* messages completely handed over, in order of `send` */
     uint64_t bytes_sent, bytes_received; /* payload of complete messages */
     uint64_t moved; /* every byte in or out: tells the engine whether a call got anywhere */

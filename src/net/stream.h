@@ -31,6 +31,7 @@ struct stream_ops {
 
 struct stream {
     const struct stream_ops *ops;
+    bool agreeing; /* see struct link */
 };
 
 /* Takes ownership of the stream. `early` bytes were already read from it. On error it is closed. */

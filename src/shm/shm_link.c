@@ -172,7 +172,8 @@ static bool agree(struct shm_stream *self, ptrdiff_t *result)
 {
     for (;;) {
         const enum state state = self->state;
-        if (state == SHARING || state == PLAIN)
+        self->base.agreeing = state != SHARING && state != PLAIN;
+        if (!self->base.agreeing)
             return true;
         if (!exchange(self, state == OFFERING || state == ANSWERING, result))
             return false;
@@ -405,6 +406,7 @@ mccl_result link_shm_create(int fd, bool dialled, bool willing, struct link **li
     self->memory_fd = -1;
     self->willing = willing;
     self->state = dialled ? OFFERING : EXPECTING;
+    self->base.agreeing = true;
     if (dialled)
         make_offer(self);
     return link_over_stream(&self->base, NULL, 0, link);
