@@ -498,7 +498,7 @@ mccl_result engine_add_link(struct mccl_comm *comm, int peer, struct link *link,
         engine->incoming = grown;
         engine->cap_incoming = cap;
     }
-    const bool agrees = p2p && link->agreeing;
+    const bool agrees = p2p && link_agreeing(link);
     if (agrees)
         atomic_fetch_add(&engine->n_unattended, 1);
     engine->incoming[engine->n_incoming++] = (struct incoming_link){link, peer, p2p};

@@ -86,7 +86,8 @@ struct engine {
     _Atomic uint32_t n_waiters; /* threads asleep on `events` */
     _Atomic uint32_t
         n_outstanding; /* operations submitted and not complete, point-to-point included */
-    _Atomic uint32_t n_unattended; /* of these, how many the background thread must drive */
+    _Atomic uint32_t n_unattended; /* of these and of links that agree, how many the background
+                                      thread must drive */
     struct os_poller *poller;
 
     pthread_mutex_t submit_lock;
@@ -166,7 +167,7 @@ void engine_attend_in_background(struct mccl_comm *comm, mccl_request *request);
 
 /* From the service thread: a link for `peer` (p2p: point-to-point). Taken. */
 mccl_result engine_add_link(struct mccl_comm *comm, int peer, struct link *link, bool p2p);
-/* Owner: a link added while `agreeing` needs no driving for that any more. */
+/* Owner: a point-to-point link added while it was agreeing needs no driving for that any more. */
 void engine_let_go(struct mccl_comm *comm);
 /* Something outside changed (failure, new link): whoever drives looks again. Any thread. */
 void engine_wake(struct mccl_comm *comm);

@@ -154,13 +154,18 @@ bool p2p_queue_item(struct mccl_comm *comm, int peer, struct item wanted)
 
 /* ---- owner's entry points ---- */
 
-/* A link that is through with agreeing, or at its end, needs nobody to drive it any more. */
-static void check_agreed(struct mccl_comm *comm, struct p2p_peer *peer)
+static void stop_agreeing(struct mccl_comm *comm, struct p2p_peer *peer)
 {
-    if (!peer->agreeing || (peer->link->agreeing && !peer->ended))
-        return;
+    if (peer->agreeing)
+        engine_let_go(comm);
     peer->agreeing = false;
-    engine_let_go(comm);
+}
+
+void p2p_drop_link(struct mccl_comm *comm, struct link *link)
+{
+    if (link_agreeing(link))
+        engine_let_go(comm);
+    link->ops->close(link);
 }
 
 void p2p_add_link(struct mccl_comm *comm, int index, struct link *link)
@@ -168,13 +173,11 @@ void p2p_add_link(struct mccl_comm *comm, int index, struct link *link)
     struct p2p *p2p = comm->engine.p2p;
     struct p2p_peer *peer = &p2p->peers[index];
     if (peer->link) { /* dialled twice: the first one is in use */
-        if (link->agreeing)
-            engine_let_go(comm);
-        link->ops->close(link);
+        p2p_drop_link(comm, link);
         return;
     }
     peer->link = link;
-    peer->agreeing = link->agreeing;
+    peer->agreeing = link_agreeing(link);
     peer->readable = true;
     peer->wanted = true;
     p2p->active = true;
@@ -192,8 +195,8 @@ bool p2p_arm(struct mccl_comm *comm)
     for (int i = 0; p2p->active && i < p2p->n_ranks; i++) {
         struct p2p_peer *peer = &p2p->peers[i];
         if (peer->link && peer->link->silent && !peer->ended)
-            news |=
-                peer->link->ops->arm(peer->link, true) || peer->agreeing != peer->link->agreeing;
+            news |= peer->link->ops->arm(peer->link, true) ||
+                    (peer->agreeing && !link_agreeing(peer->link));
     }
     return news;
 }
@@ -224,7 +227,8 @@ bool p2p_step(struct mccl_comm *comm)
         if ((peer->readable || read_blindly || peer->link->silent) && !peer->ended &&
             !atomic_load(&comm->failed))
             moved |= p2p_pump_in(comm, peer);
-        check_agreed(comm, peer);
+        if (peer->agreeing && (peer->ended || !link_agreeing(peer->link)))
+            stop_agreeing(comm, peer);
     }
     if (atomic_load(&comm->n_left) > 0 && !atomic_load(&comm->failed))
         p2p_check_left(comm);
@@ -241,9 +245,7 @@ void p2p_fail_all(struct mccl_comm *comm)
     for (int i = 0; i < p2p->n_ranks; i++) {
         struct p2p_peer *peer = &p2p->peers[i];
         peer->target = NULL;
-        if (peer->agreeing)
-            engine_let_go(comm);
-        peer->agreeing = false;
+        stop_agreeing(comm, peer);
     }
     p2p->receives = p2p->receives_last = NULL;
     for (;;) {

@@ -32,6 +32,8 @@ bool p2p_has_news(const struct mccl_comm *comm);
 
 /* Owner of the engine. */
 void p2p_add_link(struct mccl_comm *comm, int peer, struct link *link);
+/* A link that came and is not wanted. */
+void p2p_drop_link(struct mccl_comm *comm, struct link *link);
 bool p2p_step(struct mccl_comm *comm);
 bool p2p_is_live(const struct mccl_comm *comm); /* a send or receive is in flight */
 void p2p_fail_all(struct mccl_comm *comm);

@@ -222,13 +222,13 @@ static void take_over_links(struct mccl_comm *comm, bool failed)
     pthread_mutex_unlock(&engine->submit_lock);
     /* Without the lock: a failure takes the endpoint's, which comes first in the order. */
     for (int i = 0; i < n; i++) {
-        if (!failed) {
+        struct link *link = incoming[i].link;
+        if (!failed)
             take_over(comm, &incoming[i]);
-            continue;
-        }
-        if (incoming[i].p2p && incoming[i].link->agreeing)
-            engine_let_go(comm);
-        incoming[i].link->ops->close(incoming[i].link);
+        else if (incoming[i].p2p)
+            p2p_drop_link(comm, link);
+        else
+            link->ops->close(link);
     }
     free(incoming);
 }

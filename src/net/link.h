@@ -44,6 +44,10 @@ struct link_ops {
      * once. For links that are `silent`. */
     bool (*arm)(struct link *link, bool receiving);
 
+    /* Whether both sides still agree on how to talk: that takes both owners, and nothing is sent
+     * before. NULL: there is nothing to agree on. */
+    bool (*agreeing)(const struct link *link);
+
     /* Nothing more will be sent: drops what is not handed over; the peer sees the end of the stream
      * after what is. Reading goes on. */
     void (*end)(struct link *link);
@@ -60,12 +64,16 @@ struct link_ops {
 struct link {
     const struct link_ops *ops;
     bool silent;     /* the descriptor tells only after `arm`: look at it in every round */
-    bool agreeing;   /* on how to talk: takes both owners, nothing is sent before */
     uint64_t n_sent; /* messages completely handed over, in order of `send` */
     uint64_t bytes_sent, bytes_received; /* payload of complete messages */
     uint64_t moved; /* every byte in or out: tells the engine whether a call got anywhere */
     bool at_end;    /* the peer closed in an orderly way and everything was read */
 };
+
+static inline bool link_agreeing(const struct link *link)
+{
+    return link->ops->agreeing && link->ops->agreeing(link);
+}
 
 struct link_tcp_options {
     size_t sock_bufsize;  /* 0: the system's own tuning */

@@ -23,6 +23,8 @@ struct stream_ops {
     /* See struct link_ops. `sending`: something waits to be sent. NULL: the descriptor always
      * tells. */
     bool (*arm)(struct stream *stream, bool sending, bool receiving);
+    /* See struct link_ops. NULL: there is nothing to agree on. */
+    bool (*agreeing)(const struct stream *stream);
     /* Nothing more will be sent. */
     void (*end)(struct stream *stream);
     int (*descriptor)(const struct stream *stream);
@@ -31,7 +33,6 @@ struct stream_ops {
 
 struct stream {
     const struct stream_ops *ops;
-    bool agreeing; /* see struct link */
 };
 
 /* Takes ownership of the stream. `early` bytes were already read from it. On error it is closed. */

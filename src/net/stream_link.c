@@ -122,7 +122,6 @@ static mccl_result stream_flush(struct link *link)
         size_t total;
         const int n = gather_iov(self, iov, &total);
         const ptrdiff_t written = self->stream->ops->send(self->stream, iov, n);
-        self->base.agreeing = self->stream->agreeing;
         if (written == -1)
             return MCCL_IN_PROGRESS;
         if (written < 0)
@@ -149,7 +148,6 @@ static mccl_result fill(struct stream_link *self, void *direct, size_t size, siz
      * not there yet. */
     const int n = size >= 4 * sizeof self->ahead ? 1 : 2 - first;
     const ptrdiff_t received = self->stream->ops->recv(self->stream, iov + first, n);
-    self->base.agreeing = self->stream->agreeing;
     *got = 0;
     if (received == -1)
         return MCCL_IN_PROGRESS;
@@ -262,9 +260,13 @@ static void stream_close(struct link *link)
 static bool stream_arm(struct link *link, bool receiving)
 {
     struct stream_link *self = of(link);
-    const bool news = self->stream->ops->arm(self->stream, self->head != self->tail, receiving);
-    self->base.agreeing = self->stream->agreeing;
-    return news;
+    return self->stream->ops->arm(self->stream, self->head != self->tail, receiving);
+}
+
+static bool stream_agreeing(const struct link *link)
+{
+    const struct stream *stream = ((const struct stream_link *)(const void *)link)->stream;
+    return stream->ops->agreeing && stream->ops->agreeing(stream);
 }
 
 static const struct link_ops ops = {
@@ -273,6 +275,7 @@ static const struct link_ops ops = {
     .peek = stream_peek,
     .receive = stream_receive,
     .arm = stream_arm,
+    .agreeing = stream_agreeing,
     .end = stream_end,
     .descriptor = stream_descriptor,
     .close = stream_close,
@@ -289,7 +292,6 @@ mccl_result link_over_stream(struct stream *stream, const void *early, size_t ea
     }
     self->base.ops = &ops;
     self->base.silent = stream->ops->arm != NULL;
-    self->base.agreeing = stream->agreeing;
     self->stream = stream;
     self->n_channels = 1;
     if (early_size > 0)

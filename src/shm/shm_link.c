@@ -167,13 +167,18 @@ static bool exchange(struct shm_stream *self, bool sending, ptrdiff_t *result)
     return true;
 }
 
+static bool shm_agreeing(const struct stream *stream)
+{
+    const struct shm_stream *self = (const struct shm_stream *)(const void *)stream;
+    return self->state != SHARING && self->state != PLAIN;
+}
+
 /* True when it is decided how to talk; else *result is what send or recv returns. */
 static bool agree(struct shm_stream *self, ptrdiff_t *result)
 {
     for (;;) {
         const enum state state = self->state;
-        self->base.agreeing = state != SHARING && state != PLAIN;
-        if (!self->base.agreeing)
+        if (!shm_agreeing(&self->base))
             return true;
         if (!exchange(self, state == OFFERING || state == ANSWERING, result))
             return false;
@@ -389,6 +394,7 @@ static const struct stream_ops shm_ops = {
     .send = shm_send,
     .recv = shm_recv,
     .arm = shm_arm,
+    .agreeing = shm_agreeing,
     .end = shm_end,
     .descriptor = shm_descriptor,
     .close = shm_close,
@@ -406,7 +412,6 @@ mccl_result link_shm_create(int fd, bool dialled, bool willing, struct link **li
     self->memory_fd = -1;
     self->willing = willing;
     self->state = dialled ? OFFERING : EXPECTING;
-    self->base.agreeing = true;
     if (dialled)
         make_offer(self);
     return link_over_stream(&self->base, NULL, 0, link);
